@@ -239,6 +239,7 @@ def test_the_state_at_random_steps_is_the_simulators(name: str, seed: int, tmp_p
     data = page_of(simulation, tmp_path)
     count = len(data["events"]["kind"])
     assert count == len(record_of(simulation)) == max(states) + 1
+    assert all(map(sum, zip(*counts_at(data, count).values(), strict=True)))
     seen = set[str]()
     for step in random.Random(seed).sample(range(count), 200):
         state, found = states[step], barriers_at(data, step)

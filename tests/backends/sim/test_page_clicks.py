@@ -204,6 +204,11 @@ def test_a_click_on_a_lane_and_on_an_operation(browser: Any, gemm: tuple[Simulat
     assert f"{barrier_number(page, 0, 'named barrier 1')}" not in bright(page, "barrier")
     page.find(f"[data-lane='{lane}']").click()
     assert page.value("[step, picked]") == [step, None]
+    for wanted in (f"lane {lane}", None):
+        page.find(f"[data-lane='{lane}']").send_keys("\ue007")  # Enter
+        assert page.value("picked") == wanted
+        assert page.value("+document.activeElement.dataset.lane") == lane
+    assert page.value("step") > step
     issue = next(x.issue for x in record.operations if x.route.engine == "TMA" and record.events[x.issue].agent[0] == 0)
     page.value(f"goTo({issue}, true)")
     page.find("#operations [data-pick]").click()

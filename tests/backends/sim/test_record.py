@@ -17,7 +17,8 @@ from tests.backends.sim.tiny import recorded, run, wait_for_ever, word
 
 import gemmsmith
 from gemmsmith import Config, hw
-from gemmsmith.backends.sim.report.record import Event, Operation, Record
+from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.report.record import COUNTS, Event, Operation, Record
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.simulation import Simulation
@@ -78,6 +79,20 @@ def test_products(seed: int) -> None:
     assert all(x.issue < x.complete < x.wait for x in products)
     assert all(x.issue < x.commit < x.wait for x in products)
     assert {slot for x in products for _, slot in x.route.reads} == {f"{ab}[{i}]" for ab in "AB" for i in range(3)}
+
+
+def test_counts_are_those_of_the_counters() -> None:
+    a = np.ones((128, 192), np.float16)
+    plan, counters = gemmsmith.plan(a, a.T, config=Config("cooperative", (64, 64, 64), (1, 1), 3, 1)), Counters()
+    (record,) = plan.simulate(a, a.T, counters=counters, record=True).records
+    names = ("macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+    found = [sum(x) for x in zip(*(x.counts for x in record.counts), strict=True)]
+    lines = counters.lines(record.kernel)
+    assert dict(zip(COUNTS[1:6], found[1:6], strict=True)) == {x: sum(getattr(y, x) for y in lines) for x in names}
+    assert found[COUNTS.index("macs")] == 128 * 128 * 192
+    assert found[COUNTS.index("multiplies")] == 4 * 4 * 3 * 4  # of 4 warps, tiles, k-tiles, k-steps
+    assert found[COUNTS.index("loaded")] == 4 * 3 * (64 + 64) * 64 * 2
+    assert [x.event for x in record.counts] == sorted(x.event for x in record.counts)
 
 
 def test_stores_of_the_result() -> None:

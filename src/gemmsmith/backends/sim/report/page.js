@@ -290,8 +290,15 @@ function pick(what) {
   picked = picked === what ? null : what;
   related = picked && relatedTo(picked);
   $("picked").textContent = picked ? "What is unrelated is pale. Escape, or a second click, shows all." : "";
-  buildLanes();
+  keepFocus(buildLanes);
   show();
+}
+
+// Builds buttons anew, and focuses the one that takes the place of the focused one.
+function keepFocus(build) {
+  const focused = document.activeElement?.dataset.pick;
+  build();
+  if (focused) document.querySelector(`[data-pick="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
 // What takes part in an operation, or in an event of a barrier, is related.
@@ -707,7 +714,6 @@ function play(on = timer === null) {
 
 function show() {
   if (!data.count) return;
-  const focused = document.activeElement?.dataset.pick;
   $("number").value = $("slider").value = numberOf(step);
   $("clock").textContent = `cycle ${number(events.time[step])}`;
   $("event").textContent = eventText(step);
@@ -716,10 +722,12 @@ function show() {
   $("link").href = hashOf(step);
   clearTimeout(addressTimer); // browsers limit how often an address may change
   addressTimer = setTimeout(() => history.replaceState(null, "", hashOf(step)), 300);
-  showStages();
-  showBarriers();
+  keepFocus(() => {
+    showStages();
+    showBarriers();
+    showOperations();
+  });
   showThreads();
-  showOperations();
   showCounts();
   showSource();
   const here = hazardsHere();
@@ -729,7 +737,6 @@ function show() {
     x.classList.toggle("hazard", here.some((y) => y.places.some((z) => isAt(z, x.dataset.lane))));
   }
   draw();
-  if (focused) document.querySelector(`[data-pick="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
 // -- the page --------------------------------------------------------------------------------------------
@@ -869,6 +876,7 @@ async function setSchedule(schedule, goOn) {
   const loaded = await load(schedule);
   if (+$("schedule").value !== schedule) return;
   picked = related = null;
+  $("picked").textContent = "";
   prepare(loaded);
   buildPage();
   goOn();
