@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from gemmsmith.backends.sim import SimulationResult
 from gemmsmith.backends.sim.report import page as page_module
 from gemmsmith.backends.sim.report.page import write_page
 from gemmsmith.backends.sim.report.record import Record
+from gemmsmith.backends.sim.run import run as run_launches
+from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.types import U32
 from gemmsmith.lang.values import Value
 
@@ -296,3 +301,39 @@ def test_a_window_of_a_long_record(
     with pytest.raises(ArgumentError, match="first_step: got 1.5; use an integer"):
         simulation.to_html(tmp_path / "none.html", first_step=1.5)  # type: ignore[arg-type]
     assert not (tmp_path / "none.html").exists()
+
+
+def with_a_tile_less() -> SimulationResult:
+    """A GEMM that does not write the last tile of its result."""
+    a, b = np.ones((128, 64), np.float16), np.ones((64, 512), np.float16)
+    plan = PlannedGemm(Request(a, b, np.zeros((128, 512), np.float16), config=Config("tma", (128, 64, 64), (1, 1), 2)))
+    (launch,) = plan.launches.all
+    tiles: Any = launch.arguments["cluster_tiles"]
+    launches = replace(
+        plan.launches, all=(replace(launch, arguments={**launch.arguments, "cluster_tiles": tiles - 1}),)
+    )
+    return run_launches(launches, plan.binding.arguments, 0, None, record=True)
+
+
+def with_a_flag_left() -> SimulationResult:
+    with Builder("k", threads=32) as k:
+        flags = k.scratch("flags", lambda problem: 4, zero_initialized=True)
+        hw.store_global(word(k, k.smem + 1), flags, k.thread == 0)
+        kernel = k.finish()
+    launches = Launches(None, False, (Launch.from_kernel(kernel, None),), 0, 4)
+    return run_launches(launches, {}, 0, None, record=True, dependent=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"), [(with_a_tile_less, "unwritten result"), (with_a_flag_left, "flags not reset")]
+)
+def test_a_hazard_of_no_step(browser: Any, made: Callable[[], SimulationResult], kind: str, tmp_path: Path) -> None:
+    result = made()
+    (hazard,) = result.hazards
+    write_page(tmp_path / "page.html", *shown(result))
+    page = Page(browser, tmp_path / "page.html")
+    assert all(x in page.text("#hazards") for x in (kind, hazard.message, f"Hint: {hazard.hint}"))
+    assert page.value("$('hazard').disabled && !document.querySelector('#hazards button')")
+    page.keys("h")
+    assert page.value("step") == 0
+    assert page.errors() == []

@@ -15,6 +15,7 @@ const COUNTS = { multiplies: "instructions of warps that multiply", macs: "multi
 const $ = (id) => document.getElementById(id);
 let data, events, operations, spans, fills;
 let step = 0, cta = 0, timer = null, addressTimer = null, fromCycle = 0, toCycle = 1, marked = [];
+let size = null, colors = {}, shownLine = null; // of the canvas; the line of CUDA
 let picked = null, related = null; // what was clicked, as "kind key", and what it has to do with, by kind
 let pictures = { count: 0, time: 0 }; // that were drawn while it played, and the milliseconds that they took
 
@@ -409,7 +410,9 @@ function showThreads() {
     const row = [x.name, state, `${at} ${loopsText(x.event)}`, number(events.time[x.event])];
     return Object.assign(row, { isDim: isDim("lane", data.laneOfAgent[x.agent]) });
   });
-  if (exited.length) rows.push([exited.map((x) => x.name).join(", "), "exited", "", ""]);
+  if (exited.length) {
+    rows.push(Object.assign([exited.map((x) => x.name).join(", "), "exited", "", ""], { isDim: related !== null }));
+  }
   showTable("threads", ["threads", "state", "at", "cycle"], rows, "No thread has begun.");
 }
 
@@ -463,6 +466,8 @@ function showSource() {
   if (!line) return;
   line.classList.add("now");
   marked.push(line);
+  if (line === shownLine) return;
+  shownLine = line;
   const top = line.offsetTop - box.offsetTop, height = box.clientHeight;
   if (top < box.scrollTop + 20 || top > box.scrollTop + height - 60) box.scrollTop = top - height / 3;
 }
@@ -537,16 +542,25 @@ function buildLanes() {
     return button;
   }));
   $("canvas").style.height = `${shownLanes().length * LANE + AXIS}px`;
+  size = null;
+}
+
+// Takes what the layout and the style decide; neither is asked for in each picture, which would compute them anew.
+function resize() {
+  const canvas = $("canvas"), scale = devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
+  size = { width: canvas.clientWidth, height: canvas.clientHeight, scale };
+  canvas.width = size.width * scale;
+  canvas.height = size.height * scale;
+  colors = {};
+  for (const name of ["line", "muted", "danger", "accent"]) colors[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
 function draw() {
-  const canvas = $("canvas"), width = canvas.clientWidth, height = canvas.clientHeight, scale = devicePixelRatio || 1;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-  const color = (name) => style.getPropertyValue(`--${name}`).trim();
+  if (!size) resize();
+  const pen = $("canvas").getContext("2d"), { width, height, scale } = size, color = (name) => colors[name];
   const x = (cycle) => ((cycle - fromCycle) / (toCycle - fromCycle)) * width;
-  pen.scale(scale, scale);
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
   pen.font = "11px system-ui, sans-serif";
   const lanes = shownLanes(), now = events.time[step] ?? 0;
   drawAxis(pen, x, lanes.length * LANE, width, color);
@@ -812,8 +826,12 @@ function listen() {
   });
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", goToHash);
-  addEventListener("resize", draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const drawAnew = () => {
+    size = null;
+    draw();
+  };
+  new ResizeObserver(drawAnew).observe($("canvas"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
   listenToCanvas($("canvas"));
 }
 
