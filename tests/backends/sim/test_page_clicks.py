@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -123,11 +124,19 @@ def test_one_schedule_has_no_slider(browser: Any, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def gemm() -> tuple[Simulation, Record]:
     """A cluster's GEMM, whose stages are loaded several times."""
-    rng = np.random.default_rng()
-    a, b = (rng.standard_normal((rows, 512)).astype(np.float16) for rows in (256, 128))
-    simulation = gemmsmith.simulate(a, b.T, config=Config("cooperative", (128, 64, 64), (2, 1), 3), record=True)
+    config, seed = Config("cooperative", (128, 64, 64), (2, 1), 3), random.randrange(100)
+    a, b = (np.random.default_rng(seed).standard_normal((rows, 512)).astype(np.float16) for rows in (256, 128))
+    simulation = gemmsmith.simulate(a, b.T, config=config, seed=seed, record=True)
     assert simulation.record
     return simulation, simulation.record
+
+
+def open_at(browser: Any, gemm: tuple[Simulation, Record], folder: Path, first: int) -> tuple[Page, int]:
+    """The page at the first step from `first` on of CTA 0."""
+    simulation, record = gemm
+    simulation.to_html(folder / "page.html")
+    step = next(i for i in range(first, len(record)) if record.events[i].agent[0] == 0)
+    return Page(browser, folder / "page.html", f"#step={step}"), step
 
 
 def bright(page: Page, kind: str) -> set[str]:
@@ -149,11 +158,9 @@ def names_of_lanes(page: Page) -> set[tuple[int, str]]:
 
 
 def test_a_click_on_a_barrier(browser: Any, gemm: tuple[Simulation, Record], tmp_path: Path) -> None:
-    simulation, record = gemm
-    simulation.to_html(tmp_path / "page.html")
-    page, barrier = Page(browser, tmp_path / "page.html", "#step=600"), (0, "mainloop full barrier[1]")
+    record, barrier = gemm[1], (0, "mainloop full barrier[1]")
+    page, _ = open_at(browser, gemm, tmp_path, 600)
     everything = names_of_lanes(page)
-    page.value("setCta(0), show()")
     selector = f"[data-pick='barrier {barrier_number(page, *barrier)}']"
     page.find(selector).click()
     assert page.find(selector).get_attribute("aria-pressed") == "true"
@@ -173,18 +180,23 @@ def test_a_click_on_a_barrier(browser: Any, gemm: tuple[Simulation, Record], tmp
 
 
 def test_a_click_on_a_slot_and_escape(browser: Any, gemm: tuple[Simulation, Record], tmp_path: Path) -> None:
-    simulation, record = gemm
-    simulation.to_html(tmp_path / "page.html")
-    page = Page(browser, tmp_path / "page.html", "#step=600")
+    record = gemm[1]
+    page, step = open_at(browser, gemm, tmp_path, 600)
     everything = names_of_lanes(page)
-    page.value("setCta(0), show(), document.querySelector('[data-pick=\"slot 0 A[2]\"]').focus()")
+    page.value("document.querySelector('[data-pick=\"slot 0 A[2]\"]').focus()")
     page.keys(" ")
+    for cta, slot in itertools.product((0, 1), range(3)):
+        full = {(cta, f"mainloop full barrier[{slot}]")}
+        for buffer, barriers in (("A", full), ("B", full | {(1 - cta, f"mainloop full barrier[{slot}]")})):
+            found = page.value(f"[...relatedTo('slot {cta} {buffer}[{slot}]').barrier].map((x) => data.objects[x])")
+            assert {tuple(x) for x in found} <= barriers
+            assert full <= {tuple(x) for x in found}
     users = [x for x in record.operations if (0, "A[2]") in (*x.route.reads, *x.route.writes)]
     issuers = {record.events[x.issue].agent for x in users}
     assert names_of_lanes(page) == issuers | {(cta, x.route.engine) for x in users for cta, _ in issuers}
     assert "A[2]" in page.value("document.activeElement.dataset.pick")
     page.keys("\ue014")  # right: the focus stays
-    assert page.value("step") == 601
+    assert page.value("step") == next(i for i in range(step + 1, len(record)) if record.events[i].agent[0] < 2)
     assert "A[2]" in page.value("document.activeElement.dataset.pick")
     assert page.text("#picked")
     page.keys("\ue00c")  # Escape
@@ -194,9 +206,8 @@ def test_a_click_on_a_slot_and_escape(browser: Any, gemm: tuple[Simulation, Reco
 
 
 def test_a_click_on_a_lane_and_on_an_operation(browser: Any, gemm: tuple[Simulation, Record], tmp_path: Path) -> None:
-    simulation, record = gemm
-    simulation.to_html(tmp_path / "page.html")
-    page = Page(browser, tmp_path / "page.html", "#step=300")
+    record = gemm[1]
+    page, _ = open_at(browser, gemm, tmp_path, 300)
     lane = page.value("data.lanes.findIndex((x) => x[0] === 0 && x[1] === 'producer warp')")
     page.find(f"[data-lane='{lane}']").click()
     step = page.value("step")
@@ -285,6 +296,10 @@ def test_a_window_of_a_long_record(
         page = Page(browser, tmp_path / f"{name}.html", f"#step={first}")
         assert page.value("numberOf(step)") == first
         seen[name] = [page.value(state.format(i, first + 300)) for i in steps]
+        seen[name].append(
+            page.value(f"""Array.from({{length: 300}}, (_, i) => causeOf(stepOf({first} + i)))
+            .map((x) => x < 0 ? x : numberOf(x))""")
+        )
         page.keys("\ue010" if name == "part" else "\ue011")  # End, Home
         assert page.errors() == []
     for whole, part in zip(seen["whole"], seen["part"], strict=True):

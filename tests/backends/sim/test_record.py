@@ -262,3 +262,28 @@ def test_a_record_does_not_keep_the_simulated_machine(monkeypatch: pytest.Monkey
     gc.collect()
     assert [state() for state in states] == [None]
     assert len(found) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_window_has_what_ended_each_wait_in_it(seed: int) -> None:
+    """Also if a warp has arrived for the next phase before another one goes on."""
+
+    def record(k: Builder, out: Value) -> None:
+        with k.when(k.thread < 32), k.range(4, name="i"):
+            hw.barrier_sync(1, 64)
+        with k.when(k.thread >= 32), k.range(4, name="i"):
+            hw.barrier_sync(1, 64)
+
+    whole = recorded(record, threads=64, seed=seed)
+    waits = [(i, x) for i, x in enumerate(whole.events) if x.kind == "resume" and x.phase >= 0]
+    assert waits
+    ends = [next(i for i, y in enumerate(whole.events) if y.object == x.object and y.kind == "arrive"
+                 and y.phase == x.phase + 1) for _, x in waits]  # fmt: skip
+    if seed:
+        assert any(any(y.object == x.object and y.kind == "arrive" for y in whole.events[end + 1 : i])
+                   for (i, x), end in zip(waits, ends, strict=True))  # fmt: skip
+    for first in range(1, len(whole)):
+        window = whole.window(first, len(whole))
+        assert window.record.events[len(window.before) :] == whole.events[first:]
+        assert window.record.events[: len(window.before)] == [whole.events[i] for i in window.before]
+        assert {end for (i, _), end in zip(waits, ends, strict=True) if end < first <= i} <= {*window.before}
