@@ -69,7 +69,7 @@ def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: boo
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Of the 200,000 that the page shows.",
+    help="With --html: the first of the 200,000 steps that the page shows.",
 )
 @options.execution
 def simulate(
