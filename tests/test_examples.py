@@ -79,7 +79,7 @@ def imports_and_uses(code: str) -> set[str]:
 
 
 PUBLIC = {*generate.PACKAGES}.union(*([f"{x}.{name}" for name in generate.public(x)] for x in generate.PACKAGES))
-FILES = [x for kind in ("examples/*.py", "docs/**/*.md", "docs/**/*.ipynb") for x in sorted(ROOT.glob(kind))]
+FILES = [x for kind in ("examples/**/*.py", "docs/**/*.md", "docs/**/*.ipynb") for x in sorted(ROOT.glob(kind))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -172,6 +172,25 @@ def test_launch_checks_its_arguments() -> None:
     ):
         with pytest.raises(gemmsmith.ArgumentError, match=message):
             gemmsmith.launch(transpose(), Transpose(32, 32), **arguments)
+
+
+def test_a_simulated_launch_returns_what_it_finds(tmp_path: Path) -> None:
+    x = np.random.default_rng().standard_normal((32, 64), np.float32)
+    arrays = {"source": x, "target": np.full((64, 32), np.nan, np.float32)}
+    broken = gemmsmith.simulate_launch(transpose(barrier=False), Transpose(32, 64), arrays)
+    assert broken.hazards[0].kind == "uninitialized read"
+    assert broken.record is None
+    done = gemmsmith.simulate_launch(transpose(), Transpose(32, 64), arrays, seed=3, record=True)
+    assert (done.hazards, done.verdict.scope, done.result) == ([], "every schedule", arrays)
+    np.testing.assert_array_equal(arrays["target"], x.T)
+    done.to_html(tmp_path / "page.html")
+    assert "transpose" in (tmp_path / "page.html").read_text()
+    early = gemmsmith.simulate_launch(transpose(), Transpose(32, 64), arrays, dependent=True)
+    assert "griddepcontrol.wait must come first" in str(early.hazards[0])
+    with pytest.raises(gemmsmith.ArgumentError, match="got source; transpose takes source, target"):
+        gemmsmith.simulate_launch(transpose(), Transpose(32, 64), {"source": x})
+    with pytest.raises(gemmsmith.ArgumentError, match="seed: got 'a'"):
+        gemmsmith.simulate_launch(transpose(), Transpose(32, 64), arrays, seed="a")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -39,6 +39,7 @@ __all__ = [
     "quantize",
     "register_design",
     "simulate",
+    "simulate_launch",
     "top_k_softmax",
     "tune",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ from gemmsmith.graph.frontend.values import top_k_softmax as top_k_softmax
 from gemmsmith.host.autotune import autotune as autotune
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.host.launch_kernel import launch as launch
+from gemmsmith.host.launch_kernel import simulate_launch as simulate_launch
 from gemmsmith.host.packing import pack as pack
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan as Plan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,16 +19,19 @@ from hypothesis import strategies as some
 from tests.conformance.case import Case, Map, barriers, dump, fill, read_word, staged, write
 from tests.conformance.test_instructions import in_simulator
 
-from gemmsmith import hw
+from gemmsmith import ArgumentError, hw
+from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.cli import main
 from gemmsmith.cli.layout import make_page
-from gemmsmith.cli.tile_layout import FRAGMENTS, describe, fragment_elements, make_tile
-from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32, DType
-from gemmsmith.core.mma import MMA_SYNC, WGMMA, Major, select_mma
+from gemmsmith.cli.tile_layout import KINDS, MATRICES, describe, fragment_elements, make_tile
+from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32, TF32, DType
+from gemmsmith.core.mma import MMA_SYNC, WGMMA, Major, Mma, select_mma
 from gemmsmith.core.tile import Tile
 from gemmsmith.hw.wgmma import operand_access
+from gemmsmith.hw.wmma import fragment_registers, wmma_k
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import F32, I32, U32
+from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 from gemmsmith.tile_scheduler.tiles import OperandCoord
 
@@ -83,7 +87,8 @@ def of_tensor_layouts(layout: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("kind", "dtype"), [
     ("mma-a", BF16), ("mma-b", BF16), ("mma-d", BF16), ("mma-a", FP32), ("mma-b", FP32), ("mma-a", INT8),
-    ("mma-b", INT8), ("wgmma-d", BF16), ("wgmma-a", BF16),
+    ("mma-b", INT8), ("wgmma-d", BF16), ("wgmma-a", BF16), ("wmma-a", BF16), ("wmma-b", BF16), ("wmma-d", BF16),
+    ("wmma-a", FP32), ("wmma-b", FP32),
 ])  # fmt: skip
 def test_fragments_are_those_of_tensor_layouts(kind: str, dtype: DType) -> None:
     nvidia = pytest.importorskip("tensor_layouts.atoms_nv")
@@ -93,13 +98,79 @@ def test_fragments_are_those_of_tensor_layouts(kind: str, dtype: DType) -> None:
         expected, width = of_tensor_layouts(nvidia.gmma_c_layout(64), 64), 64
     else:
         expected = of_tensor_layouts(
-            getattr(atom, f"{kind[-1].replace('d', 'c')}_layout"), 8 if kind == "mma-b" else 16
+            getattr(atom, f"{kind[-1].replace('d', 'c')}_layout"), 8 if kind[1:] in ("ma-b", "mma-b") else 16
         )
         width = 8 if kind == "mma-d" else 32 // dtype.bytes
+    if kind in ("wmma-b", "wmma-d"):  # 16 columns of N, of two mma.sync
+        rows, columns = (8, 0) if kind == "wmma-b" else (0, 8)
+        expected = np.hstack([expected[0], expected[0] + rows]), np.hstack([expected[1], expected[1] + columns])
     if kind == "wgmma-a":  # a warp has 16 rows, with the fragment of mma.sync
         expected = np.vstack([expected[0] + 16 * warp for warp in range(4)]), np.vstack([expected[1]] * 4)
     for found, wanted in zip(fragment_elements(make_tile(64, width, dtype, "K"), kind), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [x for x in MATRICES if "matrix" in x])
+@pytest.mark.parametrize(("dtype", "major"), [(BF16, "K"), (BF16, "MN"), (FP32, "K"), (INT8, "K")])
+def test_matrices_are_those_of_tensor_layouts(kind: str, dtype: DType, major: Major) -> None:
+    """Whose copy atoms have the lane that passes an address, and a bit of the row there, for each bit of a register."""
+    nvidia = pytest.importorskip("tensor_layouts.atoms_nv")
+    count, tile = len(MATRICES[kind]), make_tile(64, 64, dtype, major)
+    width, suffix = (f"U32x{count}", "N") if major == "K" else (f"U16x{2 * count}", "T")
+    is_load = kind.startswith("ld")
+    atom = getattr(nvidia, f"SM75_{width}_LDSM_{suffix}" if is_load else f"SM90_{width}_STSM_{suffix}")
+    layout = atom.dst_layout_bits if is_load else atom.src_layout_bits
+    bits = np.array([[layout(lane, i) for i in range(0, 32 * count, dtype.bits)] for lane in range(32)])
+    (instruction,) = describe(tile, kind, "fragment")["access"]["instructions"]
+    lane, inner = bits // 128, bits % 128 // dtype.bits
+    outer, inner = np.array(instruction["rows"])[lane], np.array(instruction["columns"])[lane] + inner
+    for found, wanted in zip(fragment_elements(tile, kind), (outer, inner)[:: 1 if major == "K" else -1], strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+WMMA = [(mma, x) for mma in MMA_SYNC.instructions for x in ("a", "b", "d") if x == "d" or mma.d != FP16]
+
+
+@pytest.mark.parametrize(("mma", "operand"), WMMA, ids=str)
+def test_wmma_has_the_fragments_that_ptxas_makes(mma: Mma, operand: Literal["a", "b", "d"]) -> None:
+    """A kernel loads a tile and stores the fragment's registers; its SASS has the bytes of the tile that each gets."""
+    dtype, deep, count = mma.d if operand == "d" else mma.a, wmma_k(mma), fragment_registers(mma, operand)
+    columns, per_register = 16 if operand == "d" else deep, 32 // dtype.bits
+    tile = make_tile(16, columns, FP32 if mma.a == TF32 else mma.a, "K", 0)
+    row, column = fragment_elements(tile, f"wmma-{operand}")
+    expected = ((row * columns + column) * dtype.bytes)[:, ::per_register]
+    lane, loaded_at_once = np.arange(32)[:, None], 8 if operand == "d" and dtype != FP16 else 4
+    first = lane // 4 * columns * dtype.bytes + lane % 4 * loaded_at_once
+    np.testing.assert_array_equal(expected - first, np.broadcast_to(expected[0], expected.shape))
+    with Builder("probe", threads=32) as k:
+        source, out = k.pointer("source"), k.pointer("out")
+        values = k.registers({FP32: F32, INT32: I32}.get(dtype, U32), count, "values")
+        hw.wmma_load_global(values, source, columns, operand, "col" if operand == "b" else "row", mma)
+        stored = expected.shape[1]  # of fp16, the others repeat these
+        for i in range(0, stored, width := min(stored, 4)):
+            hw.store_global(values.slice(i, width), out + (k.lane * 32 + i * 4).to(U64), True)
+        kernel = k.finish()
+    sass = disassemble(compile_source(kernel.source, kernel.name).cubin)
+    assert re.search(r"SHF\.R\.U32\.HI R\d+, RZ, 0x2, R\d+", sass), sass  # lane // 4
+    assert distances_of_stored_registers(sass) == expected[0].tolist(), sass
+
+
+def distances_of_stored_registers(sass: str) -> list[int]:
+    """Of each register that a listing stores, the bytes from the address of the first load to that of its own."""
+    words, distances, loaded, stored = dict[str, int](), dict[str, int](), dict[int, int](), list[int]()
+    for line in sass.splitlines():
+        if x := re.search(r"(?:VIADD|IADD3) (R\d+), (R\d+)(?:\.reuse)?, (0x\w+)(?:, RZ)? ;", line):
+            words[x[1]] = words.get(x[2], 0) + int(x[3], 16)
+        elif x := re.search(r"IMAD\.WIDE (R\d+), (R\d+), 0x4, ", line):
+            distances[x[1]] = 4 * words.get(x[2], 0)
+        elif x := re.search(r"LDG\.E(\.64)? R(\d+), desc\[\w+\]\[(R\d+)\.64(?:\+(0x\w+))?\]", line):
+            for i in range(2 if x[1] else 1):
+                loaded[int(x[2]) + i] = distances.get(x[3], 0) + int(x[4] or "0", 16) + 4 * i
+        elif x := re.search(r"MOV(?:\.U32)? R(\d+), (?:RZ, RZ, )?R(\d+) ;", line):
+            loaded[int(x[1])] = loaded.get(int(x[2]), -1)
+        elif x := re.search(r"STG\.E(?:\.(64|128))? desc\S+, R(\d+)", line):  # in the order of the program
+            stored += [loaded[int(x[2]) + i] for i in range(int(x[1] or "32") // 32)]
+    return stored
 
 
 # -- beside what the simulator does --------------------------------------------------------------------------------
@@ -270,7 +341,8 @@ MOVES = [(BF16, "K", None), (BF16, "MN", None), (FP16, "K", 0), (FP32, "K", None
 def lanes_bytes(tile: Tile, kind: str) -> np.ndarray:
     """The byte of the tile whose address each lane passes, by the access that the command shows."""
     (instruction,) = describe(tile, kind, "fragment")["access"]["instructions"]
-    return units_of(tile, "with")[instruction["rows"], instruction["columns"]].astype(np.uint32)
+    passed = units_of(tile, "with")[instruction["rows"], instruction["columns"]].astype(np.uint32)
+    return np.resize(passed, 32)  # the addresses of the other lanes are not used
 
 
 def numbered(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
@@ -283,28 +355,32 @@ def numbered(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("dtype", "major", "swizzle"), MOVES)
-def test_ldmatrix_loads_what_mma_multiplies(dtype: DType, major: Major, swizzle: int | None) -> None:
-    tile = make_tile(64, 64, dtype, major, swizzle)
+@pytest.mark.parametrize("kind", ["ldmatrix", "ldmatrix.x2", "ldmatrix.x1"])
+def test_ldmatrix_loads_what_mma_multiplies(kind: str, dtype: DType, major: Major, swizzle: int | None) -> None:
+    tile, count = make_tile(64, 64, dtype, major, swizzle), len(MATRICES[kind])
     number, memory = numbered(tile)
 
     def record(k: Builder, out: Value) -> None:
         buffer = k.shared(tile.bytes, alignment=1024)
         fill(buffer[0], tile.bytes, k.pointer("memory"))
         hw.sync_threads()
-        values = k.registers(U32, 4, "values")
+        values = k.registers(U32, count, "values")
         address = buffer[0].address + read_word(k.pointer("lanes"), k.thread)
         hw.load_matrix(values, address, major == "MN")
-        write(out, k.thread, *(values[i] for i in range(4)))
+        write(out, k.thread, *(values[i] for i in range(count)))
 
-    found = executed("ldmatrix", record, np.zeros((32, 4), np.uint32), threads=32, memory=memory.view(np.uint32),
-                     lanes=lanes_bytes(tile, "ldmatrix"))  # fmt: skip
-    np.testing.assert_array_equal(found, held(tile, "ldmatrix", number))
-    for a, b in zip(fragment_elements(tile, "ldmatrix"), fragment_elements(tile, "mma-a"), strict=True):
-        np.testing.assert_array_equal(a, b)
+    found = executed("ldmatrix", record, np.zeros((32, count), np.uint32), threads=32, memory=memory.view(np.uint32),
+                     lanes=lanes_bytes(tile, kind))  # fmt: skip
+    np.testing.assert_array_equal(found, held(tile, kind, number))
+    if count > 1:
+        multiplied = fragment_elements(tile, "mma-a" if count == 4 else "mma-b")
+        for a, b in zip(fragment_elements(tile, kind), multiplied, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(("dtype", "major", "swizzle"), MOVES)
-def test_stmatrix_stores_there(dtype: DType, major: Major, swizzle: int | None) -> None:
+@pytest.mark.parametrize("kind", ["stmatrix", "stmatrix.x2", "stmatrix.x1"])
+def test_stmatrix_stores_there(kind: str, dtype: DType, major: Major, swizzle: int | None) -> None:
     tile = make_tile(64, 64, dtype, major, swizzle)
     number, memory = numbered(tile)
 
@@ -312,22 +388,22 @@ def test_stmatrix_stores_there(dtype: DType, major: Major, swizzle: int | None) 
         buffer = k.shared(tile.bytes, alignment=1024)
         fill(buffer[0], tile.bytes, None)
         hw.sync_threads()
-        values = loaded(k, k.pointer("values"), 4)
+        values = loaded(k, k.pointer("values"), len(MATRICES[kind]))
         address = buffer[0].address + read_word(k.pointer("lanes"), k.thread)
         hw.store_matrix(values, address, major == "MN")
         hw.sync_threads()
         dump(buffer[0], tile.bytes, out)
 
-    found = executed("stmatrix", record, np.zeros_like(memory), threads=32, lanes=lanes_bytes(tile, "stmatrix"),
-                     values=held(tile, "stmatrix", number))  # fmt: skip
-    row, column = fragment_elements(tile, "stmatrix")
+    found = executed("stmatrix", record, np.zeros_like(memory), threads=32, lanes=lanes_bytes(tile, kind),
+                     values=held(tile, kind, number))  # fmt: skip
+    row, column = fragment_elements(tile, kind)
     place = units_of(tile, "with")[(row, column) if major == "K" else (column, row)] // dtype.bytes
     expected = np.zeros_like(memory)
     expected[place] = memory[place]
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", FRAGMENTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [BF16, FP32, INT8], ids=str)
 def test_elements_and_registers_are_a_round_trip(kind: str, dtype: DType) -> None:
     found = describe(make_tile(64, 64, dtype, "K"), kind)["fragment"]
@@ -357,11 +433,15 @@ def test_conflicts_of_a_column(dtype: DType, swizzle: int, ways: int) -> None:
     assert set(one["with"]["ways"]) == {1}
 
 
-@pytest.mark.parametrize("kind", FRAGMENTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 @pytest.mark.parametrize("major", ["K", "MN"])
 def test_conflicts_are_the_most_words_of_a_bank(kind: str, swizzle: int, major: Major) -> None:
     tile = make_tile(64, 64, BF16, major, swizzle)
+    if kind.startswith("wmma") and swizzle:
+        with pytest.raises(ArgumentError, match=f"got {kind} of a swizzled tile"):
+            describe(tile, kind, "fragment")
+        return
     found = describe(tile, kind, "fragment")["access"]
     for layout in ("without", "with"):
         byte, total = units_of(tile, layout), 0
@@ -369,12 +449,12 @@ def test_conflicts_are_the_most_words_of_a_bank(kind: str, swizzle: int, major: 
             places = byte[one["rows"], one["columns"]]
             group = {16: 8, 8: 16}.get(one["bytes"], 32)
             expected = []
-            for first in range(0, 32, group):
+            for first in range(0, len(places), group):
                 words = {
                     (p + b) // 4 for p in places[first : first + group].tolist() for b in range(0, one["bytes"], 1)
                 }
                 expected += [max(sum(w % 32 == bank for w in words) for bank in range(32))] * group
-            assert one[layout]["ways"] == expected
+            assert one[layout]["ways"] == expected[: len(places)]
             assert one[layout]["wavefronts"] == sum(expected[::group])
             total += sum(expected[::group])
         assert found["wavefronts"][layout] == total
@@ -397,6 +477,9 @@ def test_conflicts_are_the_most_words_of_a_bank(kind: str, swizzle: int, major: 
     ("64x320 --fragment wgmma-d", "--fragment: got wgmma-d for 64x320; use a multiple of 64x256"),
     ("64x64 --fragment mma-a --dtype fp8_e5m2", "got mma-a of fp8_e5m2; use bf16, fp16, int8 or fp32, or wgmma-a"),
     ("64x64 --fragment ldmatrix --major MN --dtype int8", "got ldmatrix of MN-major int8; it transposes 16 bits"),
+    ("64x64 --fragment wmma-a --access fragment", "got wmma-a of a swizzled tile, which wmma cannot access; use"),
+    ("64x64 --fragment wmma-b --dtype fp8_e4m3", "got wmma-b of fp8_e4m3; use bf16, fp16, int8 or fp32, or wgmma-a"),
+    ("68x64 --fragment ldmatrix.x1 --swizzle 0", "got ldmatrix.x1 for 68x64; use a multiple of 8x8"),
     ("64x64 --fragment wmma", "'wmma' is not one of 'wgmma-a', 'wgmma-d', 'mma-a'"),
     ("64x64 --dtype fp4", "Invalid value for '--dtype': 'fp4' is not one of 'bf16'"),
     ("64x64 --swizzle 16", "Invalid value for '--swizzle': '16' is not one of '128', '64', '32', '0'"),
@@ -445,7 +528,7 @@ def test_the_page_is_one_small_file(tile: Tile, fragment: str | None, access: st
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("arguments", "start"), [
     ("64x64 --fragment ldmatrix --access fragment", (3, 0)), ("128x64 --major MN --fragment wgmma-a", (3, 0)),
-    ("64x64 --swizzle 0 --access column", (3, 0)),
+    ("64x64 --swizzle 0 --access column", (3, 0)), ("64x64 --swizzle 0 --fragment wmma-b --dtype fp16", (3, 0)),
 ])  # fmt: skip
 def test_the_page_in_a_browser(arguments: str, start: tuple[int, int], tmp_path: Path) -> None:
     webdriver = pytest.importorskip("selenium.webdriver")
@@ -488,4 +571,6 @@ def test_the_page_in_a_browser(arguments: str, start: tuple[int, int], tmp_path:
             byte = found["units"]["with"][row][column * size // 16] + column * size % 16
             browser.execute_script(point, grid, byte, size)
             check(row, column)
+        note = found["fragment"] and found["fragment"]["note"]
+        assert not note or note in browser.execute_script("return document.getElementById('legend').textContent")
         assert browser.get_log("browser") == []

@@ -169,10 +169,7 @@ def biased(acc: Any, c: Any) -> Any:
 def test_random_problems_of_threads_streams_and_graphs() -> None:
     """Each thread has its stream, and random problems, some of which it captures while others are measured."""
     weights = random(512, 1024).t(), random(448, 2112), random(640, 4096).t()
-    bias, pool = (
-        random(2112, dtype=torch.float32),
-        random(1 << 23),
-    )  # torch's generator may not be used beside a capture
+    bias, pool = random(2112, dtype=torch.float32), random(1 << 24)  # no generator may be used beside a capture
     torch.cuda.synchronize()
     failures: list[str] = []
 
@@ -180,6 +177,7 @@ def test_random_problems_of_threads_streams_and_graphs() -> None:
         gemmsmith.gemm(a, b, out=d) if c is None else gemmsmith.gemm(a, b, epilogue=biased, c=c, out=d)
 
     def replay(*arrays: Any) -> None:
+        call(*arrays)  # loads the kernel
         with CAPTURES:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
@@ -213,6 +211,30 @@ def test_random_problems_of_threads_streams_and_graphs() -> None:
             thread.join()
     assert failures == []
     assert len({x.entry.key for x in block.tuned}) == len(block.tuned) > 10
+
+
+def test_other_threads_synchronize_with_the_device_meanwhile() -> None:
+    """And allocate, and prepare plans, which no capture forbids them."""
+    a, b = random(200, 1024), random(1536, 1024).t()
+    exact, done, failures = a.double() @ b.double(), threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                torch.cuda.synchronize()
+                assert error(gemmsmith.plan(a, b, config=gemmsmith.Config(splits=2)).prepare(a, b)(), exact) < 4e-3
+        except BaseException as failed:
+            failures.append(failed)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with gemmsmith.autotune() as block:
+        for m in range(8, 200, 16):
+            assert error(gemmsmith.gemm(a[:m], b), exact[:m]) < 4e-3
+    done.set()
+    thread.join()
+    assert failures == []
+    assert len(block.tuned) > 4
 
 
 def test_threads_and_two_processes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from gemmsmith.backends.sim.execute.counters import BANK_BYTES, BANKS
 from gemmsmith.cli import options
 from gemmsmith.cli.tables import format_table, print_outcome
-from gemmsmith.cli.tile_layout import ACCESSES, FRAGMENTS, describe, make_tile
+from gemmsmith.cli.tile_layout import ACCESSES, KINDS, describe, make_tile
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.html_page import make_html_page
 from gemmsmith.core.mma import WARP_THREADS, Major
@@ -30,7 +30,7 @@ CELLS = 8
               help="The contiguous dimension: K, or M or N.")  # fmt: skip
 @click.option("--swizzle", type=click.Choice([*map(str, SWIZZLES), "0"]),
               help="Bytes; 0: none.  [default: that of the kernels, the widest that divides a row]")  # fmt: skip
-@click.option("--fragment", type=click.Choice(list(FRAGMENTS)),
+@click.option("--fragment", type=click.Choice(KINDS),
               help="Show which thread and register hold each element.")  # fmt: skip
 @click.option("--access", type=click.Choice(ACCESSES),
               help="Count bank conflicts of a warp that reads 16 bytes of each of 32 rows, or a fragment.")  # fmt: skip
@@ -44,8 +44,7 @@ def layout(
     """Show a tile of M or N x K elements in shared memory.
 
     Its 16-byte units are shown without and with the swizzle; then TMA's boxes, wgmma's matrix descriptor, a fragment
-    and the bank conflicts of an access. In the page, an element is marked in both layouts. The fragments of wmma are
-    missing, for PTX does not specify them.
+    and the bank conflicts of an access. In the page, an element is marked in both layouts.
 
     \b
     Example: gemmsmith layout 64x64 --fragment ldmatrix --access fragment
@@ -145,3 +144,5 @@ def _fragment_texts(fragment: dict[str, Any]) -> Iterator[str]:
     for thread, elements in enumerate(fragment["elements"][:WARP_THREADS]):
         rows.append([f"T{thread}", *(f"{row},{column}" for row, column in elements[:CELLS])])
     yield _table("row,column of each register:", rows)
+    if fragment["note"]:
+        yield fragment["note"]

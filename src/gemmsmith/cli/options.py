@@ -133,7 +133,7 @@ accumulate = click.option(
     help="Accumulation: fp16 (fp16 only), promoted or fast (fp8 only).  [default: fp32, promoted, int32]",
 )  # fmt: skip
 layout = click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
-                      help="A and B: n row-major, t column-major.")  # fmt: skip
+                      help="A and B: n row-major, t column-major. C-contiguous arrays in Python are nn.")  # fmt: skip
 SCALES = ("tensor", "rows", "1x128", "128x128")
 picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {', '.join(PICTURE_SUFFIXES)}.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")

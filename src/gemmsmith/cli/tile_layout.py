@@ -10,7 +10,7 @@ import numpy as np
 from gemmsmith.backends.sim.execute.counters import LANES_PER_WAVEFRONT, wavefronts
 from gemmsmith.collective.swizzle import VECTOR_BYTES
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.core.dtypes import FP32, TF32, DType
+from gemmsmith.core.dtypes import FP16, FP32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import (
     A_FRAGMENT,
@@ -26,14 +26,23 @@ from gemmsmith.core.mma import (
 from gemmsmith.core.tile import ATOM_ROWS, SWIZZLES, Tile, swizzled
 from gemmsmith.hw import matrix
 from gemmsmith.hw.wgmma import K_STEP_BYTES, descriptor_fields, k_step_descriptor_offset
+from gemmsmith.hw.wmma import TILE_MN
 from gemmsmith.machine import Access
 
 MAX_EXTENT = 256
 """Elements of a box along a dimension, at most (CUDA driver API, cuTensorMapEncodeTiled)."""
 FRAGMENTS = {"wgmma-a": (64, A_FRAGMENT), "wgmma-d": (64, D_FRAGMENT), "mma-a": (16, A_FRAGMENT),
-             "mma-b": (8, B_FRAGMENT), "mma-d": (16, D_FRAGMENT),
-             "ldmatrix": (16, None), "stmatrix": (16, None)}  # fmt: skip
-"""Rows of an instruction's matrix and the layout of its fragment, by kind; None: four 8x8 matrices."""
+             "mma-b": (8, B_FRAGMENT), "mma-d": (16, D_FRAGMENT), "wmma-d": (16, D_FRAGMENT)}  # fmt: skip
+"""Rows of an instruction's matrix and the layout of its fragment, by kind."""
+MATRIX_ROWS = 8
+"""Rows of a matrix of ldmatrix."""
+_FOUR = (0, 0), (8, 0), (0, 1), (8, 1)
+MATRICES = {"wmma-a": _FOUR, "wmma-b": ((0, 0), (0, 1), (8, 0), (8, 1)), "ldmatrix": _FOUR,
+            "ldmatrix.x2": ((0, 0), (0, 1)), "ldmatrix.x1": ((0, 0),), "stmatrix": _FOUR,
+            "stmatrix.x2": ((0, 0), (8, 0)), "stmatrix.x1": ((0, 0),)}  # fmt: skip
+"""Row and 16-byte unit at which the 8x8 matrix in each register of a warp begins, by kind. ldmatrix is shown with what
+mma.sync multiplies: four matrices of A, two of B; stmatrix with results. wmma is as ptxas compiles it for sm_90a."""
+KINDS = (*FRAGMENTS, *MATRICES)
 ACCESSES = ("column", "fragment")
 
 
@@ -70,7 +79,7 @@ def make_tile(mn: int, k: int, dtype: DType, major: Major, swizzle: int | None =
 def describe(tile: Tile, fragment: str | None = None, access: str | None = None) -> dict[str, Any]:
     """Return the layout of a tile: its units, atom, boxes, descriptor, and a fragment and an access if they are given.
 
-    `fragment`: one of FRAGMENTS. `access`: one of ACCESSES. Raises ArgumentError if they do not fit the tile.
+    `fragment`: one of KINDS. `access`: one of ACCESSES. Raises ArgumentError if they do not fit the tile.
     """
     if access == "fragment" and not fragment:
         raise ArgumentError("--access: got fragment without --fragment; add one, such as --fragment ldmatrix")
@@ -124,27 +133,39 @@ def _describe_descriptor(tile: Tile) -> dict[str, Any]:
                         "meaning": meaning} for name, first, bits, x, meaning in fields]}  # fmt: skip
 
 
+def _matrices(tile: Tile, kind: str) -> tuple[tuple[int, int], ...]:
+    """Return the 8x8 matrices of `kind`, as in MATRICES; none if the instruction has no such matrices."""
+    matrices = MATRICES.get(kind, ())
+    if kind.startswith("wmma") and tile.dtype.bits == 8:  # K is 16 here, too
+        return tuple(x for x in matrices if x[1] == 0)
+    return matrices
+
+
 def fragment_elements(tile: Tile, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows, columns) of the elements that threads hold of the matrix of an instruction, a block of the tile.
 
     Each is (threads, elements of a thread), in the order of the thread's 32-bit registers: of M or N, and of K.
     Accumulators are fp32 or int32. Raises ArgumentError if the instruction does not take such a tile.
     """
-    rows, fragment = FRAGMENTS[kind]
-    dtype, per_register, is_sum = TF32 if tile.dtype == FP32 else tile.dtype, 32 // tile.dtype.bits, kind[-2:] == "-d"
-    columns = 8 * per_register if not is_sum else N8_COLUMNS if kind == "mma-d" else min(tile.k, MAX_EXTENT)
-    multiple = N8_COLUMNS if is_sum and tile.k <= MAX_EXTENT else columns
+    dtype, per_register = TF32 if tile.dtype == FP32 else tile.dtype, 32 // tile.dtype.bits
+    matrices = _matrices(tile, kind)
+    sums = {"mma-d": N8_COLUMNS, "wmma-d": TILE_MN, "wgmma-d": min(tile.k, MAX_EXTENT)}
+    rows = max((row + MATRIX_ROWS for row, _ in matrices), default=0) or FRAGMENTS[kind][0]
+    units = max((unit + 1 for _, unit in matrices), default=2)
+    columns = sums.get(kind, units * VECTOR_BYTES // tile.dtype.bytes)
+    multiple = N8_COLUMNS if kind == "wgmma-d" and tile.k <= MAX_EXTENT else columns
     if tile.mn % rows or tile.k % columns or columns % multiple:
         raise ArgumentError(f"--fragment: got {kind} for {tile.mn}x{tile.k}; use a multiple of {rows}x{multiple}")
-    if kind in ("mma-a", "mma-b") and not MMA_SYNC.multiplies(dtype):
+    if kind in ("mma-a", "mma-b", "wmma-a", "wmma-b") and not MMA_SYNC.multiplies(dtype):
         raise ArgumentError(f"--fragment: got {kind} of {dtype}; use bf16, fp16, int8 or fp32, or wgmma-a")
-    if not fragment and tile.major == "MN" and dtype.bits != 16:
+    if "matrix" in kind and tile.major == "MN" and dtype.bits != 16:
         raise ArgumentError(f"--fragment: got {kind} of MN-major {dtype}; it transposes 16 bits, so use bf16 or fp16")
     threads = THREADS_PER_WARPGROUP if kind.startswith("wgmma") else WARP_THREADS
+    if matrices:
+        return np.divmod(_matrix_elements(matrices, rows, units, dtype).reshape(threads, -1), columns)
     thread, i = np.arange(threads)[:, None], np.arange(rows * columns // threads)[None, :]
-    if not fragment:
-        return np.divmod(_matrix_elements(dtype).reshape(threads, -1), columns)
-    if is_sum:
+    fragment = FRAGMENTS[kind][1]
+    if kind in sums:
         row, column = fragment.element(thread, i)
     else:
         row, word = fragment.element(thread, i // per_register)
@@ -153,14 +174,17 @@ def fragment_elements(tile: Tile, kind: str) -> tuple[np.ndarray, np.ndarray]:
     return row, column
 
 
-def _matrix_elements(dtype: DType) -> np.ndarray:
-    """Return the index in 16 rows of 32 bytes of each element of each lane, by the code of ldmatrix and stmatrix.
+def _matrix_elements(matrices: tuple[tuple[int, int], ...], rows: int, units: int, dtype: DType) -> np.ndarray:
+    """Return the index in a block of rows, of `units` units of 16 bytes, of each element of each lane.
 
-    Of their four matrices, 0 and 1 are rows 0 to 7 and 8 to 15 of the first 16 bytes, 2 and 3 those of the others.
+    By the code of ldmatrix and stmatrix. `matrices`: as in MATRICES.
     """
-    halves = np.arange(WARP_THREADS * 8, dtype=np.uint16)  # each half of each register: its index, as its content
-    matrices = matrix.registers_to_matrices(halves.view(np.uint32).reshape(WARP_THREADS, 4), False).reshape(2, 2, 8, 8)
-    bytes_held = matrices.transpose(1, 2, 0, 3).reshape(-1, 1) * 2 + np.arange(2)
+    halves = np.arange(WARP_THREADS * len(matrices) * 2, dtype=np.uint16)  # of each register: its index, as its content
+    indices = matrix.registers_to_matrices(halves.view(np.uint32).reshape(WARP_THREADS, -1), False)[0]
+    block = np.zeros((rows, units, 8), int)
+    for (row, unit), elements in zip(matrices, indices, strict=True):
+        block[row : row + MATRIX_ROWS, unit] = elements
+    bytes_held = block.reshape(-1, 1) * 2 + np.arange(2)
     return np.argsort(bytes_held.reshape(-1)[:: dtype.bytes])
 
 
@@ -171,8 +195,11 @@ def _describe_fragment(tile: Tile, kind: str) -> dict[str, Any]:
     rows, columns = int(row.max()) + 1, int(column.max()) + 1
     thread, i = np.divmod(np.argsort((row * columns + column).reshape(-1)), row.shape[1])
     holders = np.stack([thread, i // per_register, i % per_register], -1).reshape(rows, columns, 3)
+    note = "PTX leaves wmma's fragments open; these are what ptxas makes of them for sm_90a" * kind.startswith("wmma")
+    if kind in ("wmma-a", "wmma-b") and tile.dtype == FP16:
+        note += ", where registers 4 to 7 repeat 0 to 3"
     return {"kind": kind, "rows": rows, "columns": columns, "threads": len(row), "elements_per_register": per_register,
-            "elements": np.stack([row, column], -1).tolist(), "holders": holders.tolist()}  # fmt: skip
+            "note": note, "elements": np.stack([row, column], -1).tolist(), "holders": holders.tolist()}  # fmt: skip
 
 
 def _instructions(tile: Tile, access: str, kind: str | None) -> list[tuple[str, np.ndarray, np.ndarray, int]]:
@@ -185,11 +212,16 @@ def _instructions(tile: Tile, access: str, kind: str | None) -> list[tuple[str, 
         lane = lane[: tile.outer]
         return [("16 bytes of column 0", lane * 0, lane, VECTOR_BYTES)]
     row, column = (x[:WARP_THREADS] for x in fragment_elements(tile, kind))
-    if kind in ("ldmatrix", "stmatrix"):  # lane 8 j + r has the address of row r of matrix j
-        first, second, r = lane // 8 % 2, lane // 16, lane % 8
+    is_wmma, matrices, bits = kind.startswith("wmma"), _matrices(tile, kind), tile.dtype.bits
+    if is_wmma and tile.swizzle:
+        raise ArgumentError(f"--access: got {kind} of a swizzled tile, which wmma cannot access; use --swizzle 0")
+    if matrices and (not is_wmma or bits == 16 or (bits == 8 and tile.major == "K")):  # else wmma has no ldmatrix
+        first, unit = np.repeat(matrices, MATRIX_ROWS, 0).T  # lane 8 j + r has the address of row r of matrix j
+        r = np.arange(len(first)) % MATRIX_ROWS
+        name = f"{'ldmatrix' if is_wmma else kind.partition('.')[0]}.x{len(matrices)}"
         if tile.major == "K":
-            return [(f"{kind}.x4", second * per_unit, first * 8 + r, VECTOR_BYTES)]
-        return [(f"{kind}.x4.trans", first * per_unit, second * 8 + r, VECTOR_BYTES)]
+            return [(name, unit * per_unit, first + r, VECTOR_BYTES)]
+        return [(f"{name}.trans", first, unit * per_unit + r, VECTOR_BYTES)]
     run = 1 if tile.major == "MN" else 2 if kind.endswith("-d") else 32 // tile.dtype.bits
     inner, outer = (column, row) if tile.major == "K" else (row, column)
     names = [f"element {i}" if run == 1 else f"elements {i} to {i + run - 1}" for i in range(0, row.shape[1], run)]

@@ -1,12 +1,15 @@
-"""`launch`: a kernel that its author has recorded, on arrays of a GPU or, in the simulator, of the CPU."""
+"""`launch` and `simulate_launch`: a kernel that its author has recorded, on arrays of a GPU or of the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from gemmsmith.arrays import address_of, describe
+from gemmsmith.arrays import ArrayInfo, address_of, describe
 from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.integers import as_integer
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.host.simulation import Simulation
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 
@@ -31,6 +34,53 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         DeviceError: If the GPU cannot run the kernel.
         HazardError: If the simulator finds hazards; they are its `hazards`.
     """
+    launches, arrays, device = _prepare(kernel, problem, arguments)
+    if device == "cpu":
+        from gemmsmith.backends.sim.run import run
+
+        if hazards := run(launches, {**arguments, **arrays}, 0, None, dependent=False).hazards:
+            raise HazardError(hazards)
+    else:
+        from gemmsmith.backends.cuda.run import BoundLaunches
+
+        like = arguments[next(iter(arrays))]
+        values = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
+        BoundLaunches(launches, {}, like, {}).launch(values, like, None)
+
+
+def simulate_launch(
+    kernel: Kernel, problem: Any, arguments: Mapping[str, Any], *, seed: int = 0, record: bool = False,
+    dependent: bool = False,
+) -> Simulation:  # fmt: skip
+    """Execute a launch in the simulator, and return what it finds instead of raising it.
+
+    Args:
+        kernel: The kernel, as for `launch`.
+        problem: The problem, as for `launch`.
+        arguments: The arguments of `launch`, by name. Arrays are on the CPU; the kernel reads and writes them in place.
+        seed: Which schedule (order in which warps and engines proceed) to run; 0 follows the cost model, others are
+            random.
+        record: Record every event, for `Simulation.to_html` and `Simulation.timeline`.
+        dependent: The kernel may start before the stream's previous one has finished (programmatic dependent launch),
+            so `griddepcontrol.wait` must come before its accesses to global memory.
+
+    Returns:
+        The hazards, the verdict and the record if asked; its `result` is `arguments`.
+
+    Raises:
+        ArgumentError: If an argument is missing or unknown, or an array is not on the CPU.
+    """
+    from gemmsmith.backends.sim.run import run
+
+    launches, arrays, _ = _prepare(kernel, problem, arguments)
+    done = run(launches, {**arguments, **arrays}, as_integer("seed", seed), None, record=record, dependent=dependent)
+    return Simulation(arguments, done.hazards, done.cycles, done.verdict, done.records)
+
+
+def _prepare(
+    kernel: Kernel, problem: Any, arguments: Mapping[str, Any]
+) -> tuple[Launches, dict[str, ArrayInfo], str]:  # fmt: skip
+    """Return a launch, its arrays by name, and their device. Raises ArgumentError as `launch` does."""
     computed = Launch.from_kernel(kernel, problem)
     given = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
     one = Launch(kernel, computed.work_clusters, {**computed.arguments, **given})
@@ -45,14 +95,4 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         raise ArgumentError(f"arguments: got arrays on {' and '.join(sorted(devices)) or 'no device'}; use one device")
     flag_bytes = kernel.scratch_bytes(problem, zero_initialized=True)
     launches = Launches(None, False, (one,), kernel.scratch_bytes(problem), flag_bytes)
-    if devices == {"cpu"}:
-        from gemmsmith.backends.sim.run import run
-
-        if hazards := run(launches, {**arguments, **arrays}, 0, None, dependent=False).hazards:
-            raise HazardError(hazards)
-    else:
-        from gemmsmith.backends.cuda.run import BoundLaunches
-
-        like = arguments[next(iter(arrays))]
-        values = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
-        BoundLaunches(launches, {}, like, {}).launch(values, like, None)
+    return launches, arrays, devices.pop()

@@ -1,4 +1,4 @@
-"""The result of a simulated GEMM."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ COUNTS = "instructions", "macs", "wavefronts", "ideal_wavefronts", "sectors", "i
 
 @dataclass(frozen=True)
 class Simulation:
-    """Result of a simulated GEMM.
+    """Result of a simulated GEMM, or of a launch of another kernel.
 
     Attributes:
-        result: The results, in the form that `gemm` returns.
+        result: The results, in the form that `gemm` returns; of `simulate_launch` its arguments.
         hazards: The errors found, an empty list for a correct kernel.
         cycles: Cycles of the cost model.
         verdict: Whether every other schedule of the kernels would give the same result and hazards; if not, why.

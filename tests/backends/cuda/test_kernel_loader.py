@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gemmsmith.backends.cuda import kernel_loader, launch_template
-from gemmsmith.backends.cuda.cuda_graph import time_calls
+from gemmsmith.backends.cuda import cuda_graph, kernel_loader, launch_template
+from gemmsmith.backends.cuda.cuda_graph import CudaGraph, time_calls
 from gemmsmith.backends.cuda.driver import DeviceAttributes, check, device_attributes
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
@@ -330,6 +330,68 @@ def test_clusters_with_much_shared_memory() -> None:
         assert np.array_equal(out.numpy(), np.arange(2 * clusters))
         one = load(TMA, "tile_of", TMA_KINDS)
         assert one.max_active_clusters() >= device_attributes(0).sm_count
+
+
+class FakeGraphs:
+    """Records graphs: of each kernel's node its arguments, and the one that it depends on, with the edge's type."""
+
+    def __init__(self, types: list[Any]) -> None:
+        self.read, self.nodes, self.destroyed = FakeDriver(types, 0)._read, list[tuple[Any, ...]](), list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        from cuda.bindings import driver
+
+        return getattr(driver, name)  # structures and constants
+
+    def cuGraphCreate(self, flags: int) -> tuple[int, str]:
+        return 0, "graph"
+
+    def cuGraphAddNode(self, graph: str, after: list[int], edges: list[Any], count: int, node: Any) -> tuple[int, int]:
+        x = node.kernel
+        sizes = x.gridDimX, x.gridDimY, x.gridDimZ, x.blockDimX, x.blockDimY, x.blockDimZ, x.sharedMemBytes
+        assert graph == "graph"
+        assert count == len(after) == len(edges)
+        assert node.type.name == "CU_GRAPH_NODE_TYPE_KERNEL"
+        self.nodes.append(
+            (int(x.func), sizes, self.read(x.kernelParams), after, [(e.type, e.from_port) for e in edges])
+        )
+        return 0, len(self.nodes)
+
+    def cuGraphInstantiate(self, graph: str, flags: int) -> tuple[int, str]:
+        return 0, "instance"
+
+    def cuGraphDestroy(self, graph: str) -> tuple[int]:
+        self.destroyed.append(graph)
+        return (0,)
+
+    def cuGraphExecDestroy(self, instance: str) -> tuple[int]:
+        return self.cuGraphDestroy(instance)
+
+
+def test_a_graph_collects_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It copies their arguments; one that may begin early depends on the one before by a programmatic edge."""
+    fake = FakeGraphs([ctypes.c_int32, ctypes.c_uint64])
+    monkeypatch.setattr(cuda_graph, "bindings", lambda: fake)
+    monkeypatch.setattr(kernel_loader, "bindings", lambda: SimpleNamespace(cuStreamIsCapturing=lambda stream: (0, 0)))
+    k, stream, capturing = kernel(("i32", "pointer")), SimpleNamespace(handle=5), []
+
+    def calls() -> None:
+        for i, pdl in enumerate((True, False, True)):
+            launch(k, 10 + i, [i, 256 * i], stream.handle, pdl)
+        capturing.append(kernel_loader.is_capturing(stream.handle))
+
+    graph = CudaGraph(calls, stream)  # type: ignore[arg-type]
+    edges = [([], []), ([1], [(0, 0)]), ([2], [(1, 1)])]
+    assert fake.nodes == [
+        (0x88, (10 + i, 1, 1, 384, 1, 1, 200 * 1024), [i, 256 * i], *edge) for i, edge in enumerate(edges)
+    ]
+    assert capturing == [True]
+    assert not kernel_loader.is_capturing(stream.handle)
+    with pytest.raises(ZeroDivisionError):
+        CudaGraph(lambda: 1 // 0, stream)  # type: ignore[arg-type]
+    assert not kernel_loader.is_capturing(stream.handle)
+    del graph
+    assert fake.destroyed == ["graph", "graph", "instance"]
 
 
 @pytest.mark.gpu

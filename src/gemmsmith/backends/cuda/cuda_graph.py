@@ -1,4 +1,4 @@
-"""CUDA graphs: launches captured once and replayed, in less host time than one launch takes."""
+"""CUDA graphs: launches collected once and replayed, in less host time than one launch takes."""
 
 from __future__ import annotations
 
@@ -28,24 +28,55 @@ class Stream:
         self._driver.cuStreamDestroy(self._stream)
 
 
+COLLECTED: dict[int, KernelNodes] = {}
+"""Graphs in the making that get the launches on a stream, by its handle.
+
+Stream capture would collect them, too, but meanwhile no thread could synchronize with the device.
+"""
+
+
+class KernelNodes:
+    """A graph in the making, of kernels of which each depends on the one before. `graph`: the driver's CUgraph."""
+
+    def __init__(self) -> None:
+        """Make an empty graph. Raises DeviceError."""
+        self.graph = check(bindings().cuGraphCreate(0), "cuGraphCreate")
+        self._last: list[Any] = []
+
+    def add(self, function: Any, grid: int, threads: int, shared_bytes: int, arguments: int, pdl: bool) -> None:
+        """Add a kernel, with a copy of its arguments, as `LoadedKernel.launch` launches it. Raises DeviceError."""
+        cu = bindings()
+        node = cu.CUgraphNodeParams()
+        node.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kernel = node.kernel
+        kernel.func, kernel.kernelParams, kernel.sharedMemBytes = function, arguments, shared_bytes
+        kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ = grid, 1, 1
+        kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ = threads, 1, 1
+        edge = cu.CUgraphEdgeData()
+        if pdl:
+            edge.type = cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.value
+            edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        added = cu.cuGraphAddNode(self.graph, self._last, [edge] * len(self._last), len(self._last), node)
+        self._last = [check(added, "cuGraphAddNode")]
+
+    def __del__(self) -> None:
+        if hasattr(self, "graph"):
+            bindings().cuGraphDestroy(self.graph)
+
+
 class CudaGraph:
-    """A CUDA graph of the launches that `call()` makes on `stream`, which is captured meanwhile."""
+    """A CUDA graph of the launches that `call()` makes on `stream`, where they do not run."""
 
     def __init__(self, call: Callable[[], Any], stream: Stream) -> None:
-        """Capture `call()` on the stream. Raises DeviceError if the driver cannot capture it."""
-        from cuda.bindings import driver
-
-        self._driver, self.stream = driver, stream
+        """Collect the launches of `call()` on the stream, which no other thread uses. Raises DeviceError."""
+        self._driver, self.stream = bindings(), stream
         self._lock = threading.Lock()  # the driver requires one thread at a time
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        check(driver.cuStreamBeginCapture(stream.handle, mode), "cuStreamBeginCapture")
+        nodes = COLLECTED[stream.handle] = KernelNodes()
         try:
             call()
         finally:
-            ended = driver.cuStreamEndCapture(stream.handle)
-        graph = check(ended, "cuStreamEndCapture")
-        self._graph = check(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
-        check(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+            del COLLECTED[stream.handle]
+        self._graph = check(self._driver.cuGraphInstantiate(nodes.graph, 0), "cuGraphInstantiate")
 
     def launch(self, stream: int) -> None:
         """Launch the graph on a stream that is not being captured, whose device is current. Raises DeviceError."""

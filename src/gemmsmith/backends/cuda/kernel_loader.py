@@ -13,6 +13,7 @@ from typing import Any
 
 from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
+from gemmsmith.backends.cuda.cuda_graph import COLLECTED
 from gemmsmith.backends.cuda.driver import (
     bindings,
     check,
@@ -89,6 +90,8 @@ class LoadedKernel:
             pdl: Programmatic dependent launch: the kernel may start while the stream's previous one runs, and executes
                 griddepcontrol.wait before it accesses memory.
         """
+        if stream in COLLECTED:
+            return COLLECTED[stream].add(self.function, grid, self.threads, self.shared_bytes, arguments, pdl)
         if pdl:
             config = getattr(self._pdl_configs, "config", None)
             if config is None:
@@ -188,7 +191,9 @@ def _query_max_active_clusters(kernel: LoadedKernel) -> int:
 
 
 def is_capturing(stream: int) -> bool:
-    """Return whether the stream is being captured into a graph. Called in every prepared run."""
+    """Return whether launches on the stream are being collected into a graph. Called in every prepared run."""
+    if stream in COLLECTED:
+        return True
     result = bindings().cuStreamIsCapturing(stream)
     if not result[0]:
         return bool(result[1])  # CU_STREAM_CAPTURE_STATUS_NONE is 0

@@ -197,7 +197,7 @@ function showLegend() {
   const mode = byId("color").value;
   byId("instruction-label").hidden = mode !== "access";
   if (mode === "unit") byId("legend").textContent = "A color is a unit of a row; a label is row.unit.";
-  if (mode === "lane") byId("legend").textContent = `A color is a lane of ${fragment.kind}, a number too, if it fits.`;
+  if (mode === "lane") byId("legend").textContent = `A color is a lane of ${fragment.kind}, a number too, if it fits.${fragment.note && ` ${fragment.note}.`}`;
   if (mode === "access") {
     const { without, with: swizzled, name } = access.instructions[byId("instruction").value];
     const ways = [...new Set([...without.ways, ...swizzled.ways])].sort((a, b) => a - b);
