@@ -10,7 +10,6 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.browser import Page, open_browser
 
 import gemmsmith
 from gemmsmith import Config, Grouping
-from gemmsmith.backends.sim import GlobalMemory, engine
+from gemmsmith.backends.sim import engine
 from gemmsmith.backends.sim.execute.counters import AccessCounter, Count, Counters
 from gemmsmith.backends.sim.report import page
 from gemmsmith.backends.sim.report.page import Fill, fills_of, write_page
@@ -35,10 +34,8 @@ from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.kernels.build import build
-from gemmsmith.lang.launch import Launch
 
 M, N, K = 256, 192, 256
 CONFIGS = {
@@ -74,7 +71,10 @@ def simulated(name: str, seed: int) -> Simulation:
     options: dict[str, Any] = {"seed": seed, "record": True}
     cooperative = Config("cooperative", (128, 64, 64), (1, 1), 3)
     if name == "attention":
-        return _attention(normal, seed)
+        task = own_attention.task(2, 200, 300)
+        rows = {"q": task.queries, "k": task.keys, "v": task.keys, "out": task.queries}
+        arrays = {x: normal(task.heads, n, own_attention.DIM).astype(ml_dtypes.bfloat16) for x, n in rows.items()}
+        return gemmsmith.simulate_launch(own_attention.attention(), task, arrays, **options)
     if name == "FP8 promoted":
         a, scale_a = gemmsmith.quantize(normal(M, K).astype(np.float32), "1x128")
         b, scale_b = gemmsmith.quantize(normal(N, K).astype(np.float32), "128x128")
@@ -87,17 +87,6 @@ def simulated(name: str, seed: int) -> Simulation:
         a, b, grouping = normal(M if gathers else sizes.sum(), K), normal(4, K, 64), Grouping("sizes", gathers=gathers)
         return gemmsmith.simulate(a, b, sizes=sizes, grouping=grouping, config=cooperative, **options)
     return gemmsmith.simulate(normal(M, K), normal(N, K).T, config=CONFIGS[name], **options)
-
-
-def _attention(normal: Callable[..., Any], seed: int) -> Simulation:
-    memory, task = GlobalMemory(), own_attention.task(2, 200, 300)
-    rows = {"q": task.queries, "k": task.keys, "v": task.keys, "out": task.queries}
-    arrays = {name: normal(task.heads, n, own_attention.DIM).astype(ml_dtypes.bfloat16) for name, n in rows.items()}
-    launch = Launch.from_kernel(own_attention.attention(), task)
-    launch = replace(launch, arguments={**launch.arguments, "out": Pointer("out")})
-    arguments = launch.resolve({name: memory.add_buffer(x, name) for name, x in arrays.items()})
-    x = engine.simulate(launch.kernel, launch.work_clusters, arguments, memory, seed=seed, record=True)
-    return Simulation(arrays["out"], x.hazards, x.cycles, x.verdict, x.records)
 
 
 @lru_cache(maxsize=2)
