@@ -352,3 +352,21 @@ def test_a_hazard_of_no_step(browser: Any, made: Callable[[], SimulationResult],
     page.keys("h")
     assert page.value("step") == 0
     assert page.errors() == []
+
+
+def test_hazards_in_and_outside_a_window(browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fault = FAULTS["missing proxy fence"]
+    result = run(fault.record, fault.threads, observe=True)
+    (hazard,) = result.hazards
+    assert hazard.event is not None
+    monkeypatch.setattr(page_module, "MAX_EVENTS", 2)
+    write_page(tmp_path / "page.html", *shown(result), first_step=hazard.event - 1)
+    page = Page(browser, tmp_path / "page.html")
+    page.find("#hazards button").click()
+    assert page.value("[numberOf(step), +$('number').value]") == [hazard.event] * 2
+    assert "missing proxy fence" in page.text(".found.now")
+    write_page(tmp_path / "page.html", *shown(result), first_step=hazard.event + 1)
+    page = Page(browser, tmp_path / "page.html")
+    assert f"Found at step {hazard.event}, which is cut." in page.text("#hazards")
+    assert page.value("$('hazard').disabled")
+    assert page.errors() == []
