@@ -8,10 +8,11 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,8 +27,8 @@ from gemmsmith.kernels.build import build
 
 SIZES = 512, 512, 320
 """M, N, K: two tiles for each of four CTAs, and one k-tile more than there are stages."""
-SEEDS = 4
-"""Schedules of a change that are tried."""
+SEEDS = 3
+"""Schedules of a broken kernel that are shown."""
 SHOWN = "delete", "flip", "pending", "arrivals", "stages", "threads"
 """Words of the changes that are shown. Others move statements, or need other arguments of the launch."""
 CONTEXT = 10
@@ -65,18 +66,41 @@ def plan() -> tuple[Plan, np.ndarray, np.ndarray]:
     return gemmsmith.plan(a, b.T, config=Config(), backend="sim"), a, b.T
 
 
-def simulate(change: int | None = None) -> Simulation:
-    """Simulate the kernel as it is or, with the change of a number, in the first schedule that has a hazard."""
+class Schedules(NamedTuple):
+    """Simulations of a kernel in several schedules, those with hazards first."""
+
+    simulations: list[Simulation]
+
+    @property
+    def hazards(self) -> list[Any]:
+        """Those of the first one."""
+        return self.simulations[0].hazards
+
+    def to_html(self, path: Path) -> None:
+        """Write a page of all."""
+        first, *others = self.simulations
+        first.to_html(path, others=others)
+
+
+def in_schedules(simulate: Callable[[int], Simulation]) -> Schedules:
+    """Simulate several schedules; `simulate`: one of them, by its seed."""
+    return Schedules(sorted(map(simulate, range(SEEDS)), key=lambda x: not x.hazards))
+
+
+def simulate() -> Simulation:
+    """Simulate the kernel as it is."""
     fresh, a, b = plan()
-    if change is not None:
-        *_, apply = next(islice(_changes(fresh._planned.kernel), change, None))
-        apply()
-    for seed in range(SEEDS):
-        simulation = fresh.simulate(a, b, seed=seed, record=True)
-        if simulation.hazards or change is None:
-            break
+    return fresh.simulate(a, b, record=True)
+
+
+def simulate_changed(number: int) -> Schedules:
+    """Simulate the kernel with a change, by its number."""
+    fresh, a, b = plan()
+    *_, apply = next(islice(_changes(fresh._planned.kernel), number, None))
+    apply()
+    found = in_schedules(lambda seed: fresh.simulate(a, b, seed=seed, record=True))
     build.cache_clear()
-    return simulation
+    return found
 
 
 @cache

@@ -40,8 +40,6 @@ INDEX = "index.json"
 """In this folder: the key of each stepper, and what was found."""
 RACES = ROOT / "examples" / "races"
 """Kernels with a fault, one in a file, whose `simulate(mended, seed)` executes the kernel without the fault or with."""
-SEEDS = 8
-"""Schedules of such a kernel that are tried."""
 EMBEDDED = re.compile(r"<!-- stepper: ([\w-]+) -->")
 GALLERY = re.compile("<!-- gallery -->")
 PICTURE = re.compile(r"!\[[^]]*\]\(\.\./pictures/learn-([\w-]+)\.png\)\n")
@@ -88,7 +86,7 @@ def table() -> dict[str, Stepper]:
                 found[f"{page}-broken"] = Stepper(f"{change[0].name} {what}", partial(ChangedRun, change), file)
     for name, x in gallery.changes().items():
         if name not in gallery.NOTES:
-            found[name] = Stepper(f"The default kernel: {x.title}", partial(gallery.simulate, x.number))
+            found[name] = Stepper(f"The default kernel: {x.title}", partial(gallery.simulate_changed, x.number))
     for case in RUNG_CASES:
         found[rung_name(case)] = Stepper(f"{case.name} of the ladder, {case.dtype.name}", partial(simulate_rung, case))
     for race in sorted(RACES.glob("*.py")):
@@ -113,13 +111,9 @@ def simulate_rung(case: RungCase) -> Simulation:
 
 
 def simulate_race(file: Path, mended: bool) -> Any:
-    """Simulate a kernel of examples/races, with its fault in the first schedule that has a hazard."""
+    """Simulate a kernel of examples/races, with its fault in several schedules."""
     simulate = runpy.run_path(str(file))["simulate"]
-    for seed in range(1 if mended else SEEDS):
-        simulation = simulate(mended=mended, seed=seed)
-        if simulation.hazards:
-            break
-    return simulation
+    return simulate(mended=True) if mended else gallery.in_schedules(lambda seed: simulate(seed=seed))
 
 
 # -- making them -------------------------------------------------------------------------------------
