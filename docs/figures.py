@@ -199,13 +199,16 @@ def layouts() -> str:
 
 
 def tuned_layers() -> str:
-    """Return the table of layers that no table holds, with configs of `autotune`."""
-    rows, cells = load("autotuned-h200")["rows"], []
-    ratios = [{**r, **{f"{x}_ratio": r[f"{x}_us"] / r["tuned_us"] for x in ("torch", "lt")}} for r in rows]
-    for name, ms in CLASSES.items():
-        some = [r for r in ratios if token_count(r) in ms]
-        cells.append(f"{name} | {len(some)} | {means(some, 'torch_ratio', 'lt_ratio')}")
-    return table(f"H200, bf16, autotune | layers | {RATIOS}", cells) + "\n\n" + source("autotuned-h200", root="../..")
+    """Return the table of layers and products that no table holds, with configs of `autotune`."""
+    cells, files = [], {"autotuned-h200": "layers", "grid-h200": "products of CUDA-L2's grid"}
+    for file, what in files.items():
+        ratios = [{**r, **{f"{x}_ratio": r[f"{x}_us"] / r["tuned_us"] for x in ("torch", "lt")}}
+                  for r in load(file)["rows"]]  # fmt: skip
+        for name, ms in CLASSES.items():
+            some = [r for r in ratios if token_count(r) in ms]
+            cells.append(f"{what}, {name} | {len(some)} | {means(some, 'torch_ratio', 'lt_ratio')}")
+    return "\n\n".join([table(f"H200, bf16, autotune | count | {RATIOS}", cells),
+                        *(source(file, root="../..") for file in files)])  # fmt: skip
 
 
 def measured_fused() -> list[Row]:

@@ -61,10 +61,11 @@ FILES: dict[str, tuple[str, str, str]] = {
     "survey-fp8-h200": ("30 and more configs of 60 FP8 shapes, to fit the model.", "cb9190c", "2026-11-23"),
     "splits-tf32-h100": ("TF32, 3xTF32: the best config with `splits` and the best without.", "3b1d783", "2026-11-26"),
     "survey-fp8-layers-h200": ("About 30 more configs for each of 12 slow FP8 layers.", "a6d1eef", "2026-11-23"),
-    "autotuned-h200": ("Layers that no table holds: chosen and measured configs, torch and cuBLASLt.", "576e495e",
+    "autotuned-h200": ("Layers that no table holds: chosen and measured configs, torch and cuBLASLt.", "65b8bee2",
                        "2026-11-29"),
+    "grid-h200": ("The same of products of CUDA-L2's grid of sizes.", "27bfc5a8", "2026-11-29"),
     "kinds-h200": ("Batched GEMMs against torch and cuBLASLt.", "576e495e", "2026-11-29"),
-    "public-models-h200": ("Layers of public models: the model's choice and the best of 16.", "576e495e", "2026-11-29"),
+    "public-models-h200": ("Layers of public models: the model's choice and the best of 16.", "65b8bee2", "2026-11-29"),
     "choice-middle-h200": (
         "35 configs for each of 116 layers that nothing was fitted to, most with 65 to 512 rows.", "133c1fa9",
         "2026-11-29",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import inspect
 import json
 import os
@@ -353,6 +355,27 @@ def test_simulate_writes_a_page(call, tmp_path: Path) -> None:
     page = tmp_path / "new" / "steps.html"
     assert json.loads(good(call("simulate", *SMALL, "--html", str(page), "--json")))["files"]["page"] == str(page)
     assert "<title>cooperative_" in page.read_text()
+    assert len(data_of(page)) == 1
+
+
+def test_simulate_writes_a_page_of_several_schedules_from_a_step_on(call, tmp_path: Path) -> None:
+    words = ["simulate", *SMALL, "--html", str(tmp_path / "page.html"), "--schedules", "3", "--seed", "4"]
+    found = json.loads(good(call(*words, "--first-step", "100", "--json")))
+    assert (found["result"], found["schedules"]) == ("pass", 3)
+    first, *others = data_of(tmp_path / "page.html")
+    assert first["schedules"] == [{"seed": seed, "hazards": 0} for seed in (4, 5, 6)]
+    assert [x["seed"] for x in (first, *others)] == [4, 5, 6]
+    assert first["first"] == 100
+    assert first["before"]
+    for step in ("999999", "-1", "x"):
+        assert call(*words, "--first-step", step).exit_code
+    assert "first_step: got 999999; use 0 to " in call(*words, "--first-step", "999999").output
+    assert "--first-step: got 5 without --html" in call("simulate", *SMALL, "--first-step", "5").output
+
+
+def data_of(page: Path) -> list[Any]:
+    text = page.read_text().split('<script id="data" type="text/plain">')[1].partition("<")[0]
+    return [json.loads(gzip.decompress(base64.b64decode(x))) for x in text.split()]
 
 
 def test_simulate_with_counters(call) -> None:

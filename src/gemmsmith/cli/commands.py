@@ -57,17 +57,24 @@ def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: boo
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="The most schedules to run, if one does not speak for all.",
+    help="The most schedules to run, if one does not speak for all. With --html: how many to run and show.",
 )
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="File for a page in which a browser steps through the kernel.",
 )
+@click.option(
+    "--first-step",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="With --html: the first of the 200,000 steps that the page shows.",
+)
 @options.execution
 def simulate(
-    sizes: PartialSizes, counters: bool, schedules: int, html: Path | None, seed: int, output: Path, as_json: bool,
-    **choices: Any,
+    sizes: PartialSizes, counters: bool, schedules: int, html: Path | None, first_step: int, seed: int, output: Path,
+    as_json: bool, **choices: Any,
 ) -> None:  # fmt: skip
     """Execute a kernel on the CPU and report hazards.
 
@@ -81,8 +88,10 @@ def simulate(
     \b
     Example: gemmsmith simulate 256x256x128 --design pingpong --seed 3
     """
+    if first_step and html is None:
+        raise click.UsageError(f"--first-step: got {first_step} without --html; give the page's file")
     counts = Counters() if counters else None
-    _execute_and_report("sim", sizes, seed, output, as_json, choices, counts, schedules, html)
+    _execute_and_report("sim", sizes, seed, output, as_json, choices, counts, schedules, html, first_step)
 
 
 @click.command(cls=options.ProblemCommand)
@@ -137,16 +146,16 @@ def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[s
 
 def _execute_and_report(
     backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
-    counters: Counters | None = None, schedules: int = 1, page: Path | None = None,
+    counters: Counters | None = None, schedules: int = 1, page: Path | None = None, first_step: int = 0,
 ) -> None:  # fmt: skip
     """Execute the kernel, print the outcome, and exit with code FAILED if it is not correct.
 
     `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters`,
-    `schedules` and `page`: as for `execute`.
+    `schedules`, `page` and `first_step`: as for `execute`.
     """
     sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES, choices["groups"])
     with progress_bar() as progress:
-        plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules, page)
+        plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules, page, first_step)
     if as_json:
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, MissingPackageError
 from gemmsmith.host.planned_gemm import PlannedGemm, evaluate_reference
 from gemmsmith.host.plans import Plan
+from gemmsmith.host.simulation import Simulation
 from gemmsmith.tuning.gpus import H100
 from gemmsmith.tuning.model import covers_config
 
@@ -215,7 +217,7 @@ def _of_group(scale: Any, part: Any) -> Any:
 
 def execute(
     choices: Choices, sizes: Sizes, seed: int, backend: str, folder: Path, progress: ProgressCallback,
-    counters: Counters | None = None, schedules: int = 1, page: Path | None = None,
+    counters: Counters | None = None, schedules: int = 1, page: Path | None = None, first_step: int = 0,
 ) -> tuple[PlannedGemm, Outcome]:  # fmt: skip
     """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline.
 
@@ -229,11 +231,12 @@ def execute(
         folder: Where the files are written.
         progress: Called with what is being done.
         counters: Counts what the simulated instructions of each source line do; None: no counts.
-        schedules: The most schedules that are simulated.
-        page: The HTML file to step through the simulation; None: no file.
+        schedules: The most schedules that are simulated; with a page, how many.
+        page: The HTML file to step through the simulation of each schedule; None: no file.
+        first_step: The first step that the page shows.
 
     Raises:
-        ArgumentError: The problem needs more memory than there is.
+        ArgumentError: The problem needs more memory than there is, or the page has no step `first_step`.
         OSError: The files cannot be written.
     """
     problem, groups = make_request(choices, sizes), choices["groups"]
@@ -264,10 +267,8 @@ def execute(
                 small.a, small.b, small.out, **small.inputs, progress=on_progress, record=True
             )
         else:
-            simulation = Plan(plan).simulate(
-                request.a, request.b, request.out, **request.inputs, seed=seed, progress=on_progress,
-                counters=counters, record=True, schedules=schedules,
-            )  # fmt: skip
+            simulations = _simulate(plan, request, seed, schedules, on_progress, counters, stops=page is None)
+            simulation = next((x for x in simulations if x.hazards), simulations[0])
             ctas = simulation.record.grid if simulation.record else 0
             timings = {"cycles": simulation.cycles, "ctas": ctas}
             hazards, verdict = simulation.hazards, simulation.verdict
@@ -281,14 +282,42 @@ def execute(
                 click.echo(f"no picture of the timeline: {missing}", err=True)
             simulation.timeline.write_trace(trace)
             files["trace"] = str(trace)
-            if page is not None:
+            if page is not None and backend == "sim":
                 page.parent.mkdir(parents=True, exist_ok=True)
-                simulation.to_html(page)
+                simulations[0].to_html(page, first_step, simulations[1:])
                 files["page"] = str(page)
     progress("comparing with float64")
     report = compare(plan, request)
     counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()
     return plan, Outcome(sizes, backend, choices["epilogue"], report, hazards, timings, files, counts, verdict)
+
+
+def _simulate(
+    plan: PlannedGemm, request: Request, seed: int, schedules: int, progress: Callable[[float], None],
+    counters: Counters | None, *, stops: bool,
+) -> list[Simulation]:  # fmt: skip
+    """Simulate a plan on a request's arrays: at most `schedules`, with the seeds from `seed` on.
+
+    `counters`: count what the first one does. `stops`: as soon as one speaks for all; else each schedule is run, and is
+    a simulation of its own.
+    """
+
+    def simulate(seed: int, schedules: int = 1, counters: Counters | None = None) -> Simulation:
+        return Plan(plan).simulate(
+            request.a, request.b, request.out, **request.inputs, seed=seed, progress=progress, counters=counters,
+            record=True, schedules=schedules,
+        )  # fmt: skip
+
+    if stops:
+        return [simulate(seed, schedules, counters)]
+    results = outputs_by_name(request.out).values()
+    before = [x.copy() for x in results]
+    simulations = [simulate(seed, counters=counters)]
+    for other in range(seed + 1, seed + schedules):
+        for x, saved in zip(results, before, strict=True):
+            x[...] = saved
+        simulations.append(simulate(other))
+    return [replace(x, verdict=replace(x.verdict, schedules=schedules)) for x in simulations]
 
 
 def _require_memory(plan: PlannedGemm, sizes: tuple[int, int, int], backend: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import as_integer
 from gemmsmith.host.markup import html_table
 
 if TYPE_CHECKING:
@@ -85,16 +87,18 @@ class Simulation:
             raise ArgumentError("timeline: this simulation has no record; use simulate(..., record=True)")
         return self.record.timeline()
 
-    def to_html(self, path: str | Path) -> None:
+    def to_html(self, path: str | Path, first_step: int = 0, others: Sequence[Simulation] = ()) -> None:
         """Write one HTML file, which needs no network, to step through the longest launch in a browser.
 
-        It has the first 200,000 events. Raises ArgumentError without a record.
+        It has 200,000 events, from the number `first_step` on. `others`: simulations of the same with other seeds,
+        between which the page changes. Raises ArgumentError if one has no record, or its record has no such event.
         """
         from gemmsmith.backends.sim.report.page import write_page
 
-        if self.record is None:
-            raise ArgumentError("to_html: this simulation has no record; use simulate(..., record=True)")
-        write_page(path, self.record, self.hazards, f"{self.verdict}")
+        shown = [(x.record, x.hazards, f"{x.verdict}") for x in (self, *others) if x.record is not None]
+        if len(shown) <= len(others):
+            raise ArgumentError("to_html: a simulation has no record; use simulate(..., record=True)")
+        write_page(path, *shown[0], as_integer("first_step", first_step), shown[1:])
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict, the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""

@@ -7,26 +7,31 @@ import gzip
 import json
 import random
 import re
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
+from examples import own_attention
 from tests.backends.sim.tiny import run, wait_for_ever
+from tests.browser import Page, open_browser
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith import Config, Grouping
 from gemmsmith.backends.sim import engine
+from gemmsmith.backends.sim.execute.counters import AccessCounter, Count, Counters
 from gemmsmith.backends.sim.report import page
 from gemmsmith.backends.sim.report.page import Fill, fills_of, write_page
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.simulation import Simulation
@@ -39,7 +44,9 @@ CONFIGS = {
     "pingpong": Config("pingpong", (128, 64, 64), (1, 2), 3),
     "split in a cluster": Config("cooperative", (128, 64, 64), (1, 1), 3, 2, cluster_splits=2),
     "stream-K": Config("cooperative", (128, 64, 64), (2, 1), 3, splits=0),
+    "tma": Config("tma", (128, 64, 64), (1, 1), 3),
 }
+KERNELS = [*CONFIGS, "FP8 promoted", "grouped", "gather", "attention"]
 BARRIER_EVENTS = "init", "arrive", "expect_tx", "complete_tx"
 HOOKS = "instruction", "issue", "complete", "signal", "barrier", "commit", "block", "resume", "exit"
 
@@ -47,11 +54,39 @@ Slot = tuple[int, str]
 
 
 class State(NamedTuple):
-    """The simulator's state: of each barrier, and the slots in shared memory that operations in flight use."""
+    """The simulator's state: of each barrier, the slots in shared memory that operations in flight use, the counts."""
 
     barriers: dict[tuple[int, str], tuple[int, int, int]]
     written: set[Slot]
     read: set[Slot]
+    counts: dict[int, tuple[int, ...]]
+
+
+def simulated(name: str, seed: int) -> Simulation:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float16)
+
+    options: dict[str, Any] = {"seed": seed, "record": True}
+    cooperative = Config("cooperative", (128, 64, 64), (1, 1), 3)
+    if name == "attention":
+        task = own_attention.task(2, 200, 300)
+        rows = {"q": task.queries, "k": task.keys, "v": task.keys, "out": task.queries}
+        arrays = {x: normal(task.heads, n, own_attention.DIM).astype(ml_dtypes.bfloat16) for x, n in rows.items()}
+        return gemmsmith.simulate_launch(own_attention.attention(), task, arrays, **options)
+    if name == "FP8 promoted":
+        a, scale_a = gemmsmith.quantize(normal(M, K).astype(np.float32), "1x128")
+        b, scale_b = gemmsmith.quantize(normal(N, K).astype(np.float32), "128x128")
+        config = Config("cooperative", (128, 64, 128), (1, 1), 2)
+        return gemmsmith.simulate(a, b.T, scale_a=scale_a, scale_b=scale_b.T, config=config, **options)
+    if name in ("grouped", "gather"):
+        sizes, gathers = np.array([20, 0, 130, 70], np.int32), name == "gather"
+        if gathers:
+            options["gather"] = rng.integers(0, M, sizes.sum()).astype(np.int32)
+        a, b, grouping = normal(M if gathers else sizes.sum(), K), normal(4, K, 64), Grouping("sizes", gathers=gathers)
+        return gemmsmith.simulate(a, b, sizes=sizes, grouping=grouping, config=cooperative, **options)
+    return gemmsmith.simulate(normal(M, K), normal(N, K).T, config=CONFIGS[name], **options)
 
 
 @lru_cache(maxsize=2)
@@ -60,6 +95,8 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
     states: dict[int, State] = {}
     grids: list[GridState] = []
     ctas: list[Cta] = []
+    counts: dict[int, dict[Any, Count]] = defaultdict(dict)  # of each CTA
+    loaded, sums = Counter[int](), defaultdict[int, tuple[int, ...]](lambda: (0,) * 6)
 
     def created(state: GridState, **options: Any) -> Any:
         grids.append(state)
@@ -67,27 +104,59 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
         ctas.extend(result)
         return result
 
+    def counted() -> dict[int, tuple[int, ...]]:
+        own = {cta: (*sums[cta], loaded[cta]) for cta in {*sums, *loaded}}
+        return {cta: x for cta, x in own.items() if any(x)}
+
     def hooked(hook: Callable[..., None]) -> Callable[..., None]:
         def call(record: Record, *arguments: Any) -> None:
             hook(record, *arguments)
-            states[len(record) - 1] = _state(grids[0], ctas, record)
+            states[len(record) - 1] = _state(grids[0], ctas, record, counted())
 
         return call
 
-    create_ctas = engine.create_ctas
+    class Watched(AccessCounter):
+        def begin(self, instruction: Any) -> None:
+            super().begin(instruction)
+            self.changed()
+
+        def _access(self, *arguments: Any, **options: Any) -> None:
+            super()._access(*arguments, **options)
+            self.changed()
+
+        def changed(self) -> None:
+            cta, record = self._group.cta.index, self._group.state.observer
+            sums[cta] = _sums(counts[cta].values())
+            assert record
+            states[len(record) - 1] = states[len(record) - 1]._replace(counts=counted())
+
+    def complete(operations: Operations, x: InFlightOperation) -> None:
+        if x.operation.engine != "tensor" and x.operation.reads:
+            ranks = {y.rank for y in x.operation.writes if y.space == "shared"}
+            loaded.update({x.cta.peer(rank).index: x.operation.nbytes for rank in ranks})
+        complete_operation(operations, x)
+
+    create_ctas, complete_operation = engine.create_ctas, Operations.complete
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "create_ctas", created)
+        patch.setattr(Operations, "complete", complete)
+        patch.setattr(Counters, "of", lambda self, group: Watched(group, counts[group.cta.index]))
         for x in HOOKS:
             patch.setattr(Record, x, hooked(getattr(Record, x)))
-        rng = np.random.default_rng(seed)
-        a, b = (rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N))
-        simulation = gemmsmith.simulate(a, b.T, config=CONFIGS[name], seed=seed, record=True)
+        simulation = simulated(name, seed)
     assert not simulation.hazards
     assert len(simulation.records) == 1
     return simulation, states
 
 
-def _state(grid: GridState, ctas: list[Cta], record: Record) -> State:
+def _sums(counts: Iterable[Count]) -> tuple[int, ...]:
+    """Of what is counted, but for loaded bytes; in the order of the page."""
+    names = ("macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+    of_each = [(x.instructions if x.macs else 0, *(getattr(x, name) for name in names)) for x in counts]
+    return tuple(map(sum, zip(*of_each, strict=True)))
+
+
+def _state(grid: GridState, ctas: list[Cta], record: Record, counts: dict[int, tuple[int, ...]]) -> State:
     barriers = {(cta.index, x.name): x.state for cta in ctas for x in cta.mbarriers.values()}
     barriers |= {(cta.index, x.name): x.state for cta in ctas for x in cta.named_barriers.values()}
     clusters = [(cta.index, cta.cluster.barrier) for cta in ctas if not cta.rank]
@@ -96,7 +165,7 @@ def _state(grid: GridState, ctas: list[Cta], record: Record) -> State:
     for x in grid.operations.in_flight:
         for slots, accesses in ((written, x.operation.writes), (read, x.operation.reads)):
             slots.update(slot for slot in record._buffers(x.cta.index, accesses) if slot[0] >= 0)
-    return State(barriers, written, read)
+    return State(barriers, written, read, counts)
 
 
 def data_of(path: Path) -> dict[str, Any]:
@@ -104,7 +173,7 @@ def data_of(path: Path) -> dict[str, Any]:
     found = re.search(r'<script id="data" type="text/plain">([^<]+)</script>', path.read_text())
     assert found
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
-    for part in ("events", "operations", "spans", "idle"):
+    for part in ("events", "operations", "spans", "idle", "counted"):
         for name in {*data["differences"]} & {*data[part]}:
             data[part][name] = [*accumulate(data[part][name])]
     return data
@@ -122,12 +191,22 @@ def record_of(simulation: Simulation) -> Record:
 
 def barriers_at(data: dict[str, Any], step: int) -> dict[tuple[int, str], tuple[int, int, int]]:
     """Of each barrier: its phase, and the arrivals and bytes that it misses, after the last event up to the step."""
-    events, result = data["events"], {}
-    for kind, barrier, *state in list(zip(*(events[x] for x in ("kind", "object", "phase", "pending", "bytes")),
-                                          strict=True))[: step + 1]:  # fmt: skip
+    columns, result = (data["events"][x][: step + 1] for x in ("kind", "object", "phase", "pending", "bytes")), {}
+    for kind, barrier, *state in zip(*columns, strict=True):
         if data["kinds"][kind] in BARRIER_EVENTS:
             cta, name = data["objects"][barrier]
             result[cta, name] = tuple(state)
+    return result
+
+
+def counts_at(data: dict[str, Any], step: int) -> dict[int, tuple[int, ...]]:
+    """Of each CTA: what all events up to the step count."""
+    result: dict[int, tuple[int, ...]] = {}
+    end = bisect_right(data["counted"]["event"], step)
+    columns = (data["counted"][x][:end] for x in ("cta", "counts"))
+    for (cta, i), times in Counter(zip(*columns, strict=True)).items():
+        before = result.get(cta, [0] * len(data["counts"][i]))
+        result[cta] = tuple(x + times * y for x, y in zip(before, data["counts"][i], strict=True))
     return result
 
 
@@ -143,16 +222,18 @@ def stages_at(data: dict[str, Any], step: int) -> dict[Slot, str]:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_state_at_random_steps_is_the_simulators(name: str, seed: int, tmp_path: Path) -> None:
     simulation, states = watched(name, seed)
     data = page_of(simulation, tmp_path)
     count = len(data["events"]["kind"])
     assert count == len(record_of(simulation)) == max(states) + 1
+    assert all(map(sum, zip(*counts_at(data, count).values(), strict=True)))
     seen = set[str]()
     for step in random.Random(seed).sample(range(count), 200):
         state, found = states[step], barriers_at(data, step)
         assert found == state.barriers
+        assert counts_at(data, step) == state.counts
         if data["kinds"][data["events"]["kind"][step]] == "issue":
             continue  # the operation is not in flight yet
         stages = stages_at(data, step)
@@ -200,6 +281,28 @@ def test_a_page_has_the_first_events_of_a_long_record(monkeypatch: pytest.Monkey
     assert max(data["idle"]["end"]) <= max(data["events"]["time"])
 
 
+@pytest.mark.parametrize("name", ["multistage", "stream-K", "attention"])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_window_begins_with_the_simulators_state(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    simulation, states = watched(name, seed)
+    whole = page_of(simulation, tmp_path)
+    monkeypatch.setattr(page, "MAX_EVENTS", 400)
+    first = random.randrange(1, len(states))
+    simulation.to_html(tmp_path / "page.html", first_step=first)
+    data = data_of(tmp_path / "page.html")
+    count = min(400, len(states) - first)
+    assert (data["first"], len(data["events"]["kind"])) == (first, len(data["before"]) + count)
+    for step in {first, *random.sample(range(first, first + count), min(count, 20))}:
+        local = step - first + len(data["before"])
+        assert barriers_at(data, local) == states[step].barriers
+        assert counts_at(data, local) == states[step].counts
+        stages, wanted = stages_at(data, local), stages_at(whole, step)
+        assert stages == {slot: state for slot, state in wanted.items() if slot in stages}
+        assert {slot for slot, state in wanted.items() if state != "empty"} <= {*stages}
+
+
 def test_the_page_needs_no_network_and_no_path_of_this_machine(tmp_path: Path) -> None:
     simulation, _ = watched("cooperative", 0)
     data = page_of(simulation, tmp_path)
@@ -220,45 +323,7 @@ def test_a_page_needs_a_record(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    service = pytest.importorskip("selenium.webdriver.chrome.service")
-    programs = [shutil.which(x) for x in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for x in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1000"):
-        options.add_argument(x)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=service.Service(programs[1]))
-    yield driver
-    driver.quit()
-
-
-class Page:
-    """A page in the browser. `errors`: what it has written to the console since the last question."""
-
-    def __init__(self, browser: Any, path: Path, hash_: str = "") -> None:
-        self.browser = browser
-        browser.get("about:blank")
-        browser.get(f"{path.as_uri()}{hash_}")
-        for _ in range(200):  # 10 s at most
-            if browser.execute_script("return !$('main').hidden && $('event').textContent || !$('notice').hidden"):
-                break
-            browser.execute_async_script("setTimeout(arguments[0], 50)")
-
-    def keys(self, *keys: str) -> None:
-        self.browser.switch_to.active_element.send_keys(*keys)
-
-    def text(self, selector: str) -> str:
-        found: str = self.browser.find_element("css selector", selector).text
-        return found
-
-    def value(self, script: str) -> Any:
-        return self.browser.execute_script(f"return {script}")
-
-    def errors(self) -> list[str]:
-        return [x["message"] for x in self.browser.get_log("browser") if x["level"] in ("SEVERE", "WARNING")]
+    yield from open_browser()
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from tests.backends.sim.tiny import recorded, run, wait_for_ever, word
 
 import gemmsmith
 from gemmsmith import Config, hw
-from gemmsmith.backends.sim.report.record import Event, Operation, Record
+from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.report.record import COUNTS, Event, Operation, Record
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.simulation import Simulation
@@ -78,6 +79,20 @@ def test_products(seed: int) -> None:
     assert all(x.issue < x.complete < x.wait for x in products)
     assert all(x.issue < x.commit < x.wait for x in products)
     assert {slot for x in products for _, slot in x.route.reads} == {f"{ab}[{i}]" for ab in "AB" for i in range(3)}
+
+
+def test_counts_are_those_of_the_counters() -> None:
+    a = np.ones((128, 192), np.float16)
+    plan, counters = gemmsmith.plan(a, a.T, config=Config("cooperative", (64, 64, 64), (1, 1), 3, 1)), Counters()
+    (record,) = plan.simulate(a, a.T, counters=counters, record=True).records
+    names = ("macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+    found = [sum(x) for x in zip(*(x.counts for x in record.counts), strict=True)]
+    lines = counters.lines(record.kernel)
+    assert dict(zip(COUNTS[1:6], found[1:6], strict=True)) == {x: sum(getattr(y, x) for y in lines) for x in names}
+    assert found[COUNTS.index("macs")] == 128 * 128 * 192
+    assert found[COUNTS.index("multiplies")] == 4 * 4 * 3 * 4  # of 4 warps, tiles, k-tiles, k-steps
+    assert found[COUNTS.index("loaded")] == 4 * 3 * (64 + 64) * 64 * 2
+    assert [x.event for x in record.counts] == sorted(x.event for x in record.counts)
 
 
 def test_stores_of_the_result() -> None:
@@ -247,3 +262,28 @@ def test_a_record_does_not_keep_the_simulated_machine(monkeypatch: pytest.Monkey
     gc.collect()
     assert [state() for state in states] == [None]
     assert len(found) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_window_has_what_ended_each_wait_in_it(seed: int) -> None:
+    """Also if a warp has arrived for the next phase before another one goes on."""
+
+    def record(k: Builder, out: Value) -> None:
+        with k.when(k.thread < 32), k.range(4, name="i"):
+            hw.barrier_sync(1, 64)
+        with k.when(k.thread >= 32), k.range(4, name="i"):
+            hw.barrier_sync(1, 64)
+
+    whole = recorded(record, threads=64, seed=seed)
+    waits = [(i, x) for i, x in enumerate(whole.events) if x.kind == "resume" and x.phase >= 0]
+    assert waits
+    ends = [next(i for i, y in enumerate(whole.events) if y.object == x.object and y.kind == "arrive"
+                 and y.phase == x.phase + 1) for _, x in waits]  # fmt: skip
+    if seed:
+        assert any(any(y.object == x.object and y.kind == "arrive" for y in whole.events[end + 1 : i])
+                   for (i, x), end in zip(waits, ends, strict=True))  # fmt: skip
+    for first in range(1, len(whole)):
+        window = whole.window(first, len(whole))
+        assert window.record.events[len(window.before) :] == whole.events[first:]
+        assert window.record.events[: len(window.before)] == [whole.events[i] for i in window.before]
+        assert {end for (i, _), end in zip(waits, ends, strict=True) if end < first <= i} <= {*window.before}

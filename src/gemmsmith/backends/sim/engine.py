@@ -97,7 +97,7 @@ def simulate(
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
     groups = [group for cta_groups in by_cta.values() for group in cta_groups]
     with suppress(SimulationAborted):
-        _run(state, groups, counters)
+        _run(state, groups, counters or (Counters() if record else None))
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
     for observed in records:

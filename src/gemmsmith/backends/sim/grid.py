@@ -86,7 +86,7 @@ def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
                 name = f"{named[warp]} warp" if warp in named else f"warpgroup {first // 128} warp {warp}"
                 groups.append((first + 32 * warp, 32, name))
         else:
-            name = f"{role.name} " if role else ""
+            name = f"{role.name} " if role and role.name else ""
             groups.append((first, 128, f"{name}warpgroup {first // 128 - (role.first if role and role.name else 0)}"))
     return groups
 

@@ -122,7 +122,7 @@ class Counters:
 class AccessCounter:
     """Counts a lockstep group's instructions and their memory accesses.
 
-    Accesses are counted for the instruction that began last.
+    Accesses are counted for the instruction that began last. A record is told of each count.
     """
 
     def __init__(self, group: LockstepGroup, counts: dict[Instruction, Count]) -> None:
@@ -136,7 +136,10 @@ class AccessCounter:
             count = self._counts[instruction] = Count(group.location, instruction.wrapper_name)
         self._count = count
         count.instructions += len(group.active_lanes)
-        count.macs += instruction.macs_per_thread * int(group.active.sum())
+        if instruction.macs_per_thread:
+            macs = instruction.macs_per_thread * int(group.active.sum())
+            count.macs += macs
+            self._record(multiplies=len(group.active_lanes), macs=macs)
 
     def count(self, space: Space, address: Any, width: int, mask: Any = None) -> None:
         """Count an ordinary access of `width` bytes by each active thread, or by those of `mask`, a bool per thread."""
@@ -162,13 +165,21 @@ class AccessCounter:
         count, state = self._count, self._group.state
         name = state.name_of(access).partition("[")[0]
         if access.space == "shared":
-            count.add("wavefronts", *wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources))
+            actual, ideal = wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources)
+            count.add("wavefronts", actual, ideal)
+            self._record(wavefronts=actual, ideal_wavefronts=ideal)
         else:
-            count.add("sectors", *sectors(access, copy_destinations))
+            actual, ideal = sectors(access, copy_destinations)
+            count.add("sectors", actual, ideal)
+            self._record(sectors=actual, ideal_sectors=ideal)
             if access.threads is None:
                 count.add("lines", *lines(access))
         if name not in count.memory.split(", "):
             count.memory = f"{count.memory}, {name}" if count.memory else name
+
+    def _record(self, **counts: int) -> None:
+        if (observer := self._group.state.observer) is not None:
+            observer.count(self._group.cta.index, **counts)
 
 
 def wavefronts(

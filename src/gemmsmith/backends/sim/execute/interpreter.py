@@ -75,10 +75,10 @@ class Interpreter:
 
     def simulate(self, instruction: Instruction) -> Any:
         """Execute an instruction; return its result, or a generator if it may block."""
-        if self.counter:
-            self.counter.begin(instruction)
         if self.group.state.observer is not None:
             self.group.state.observer.instruction(self.group)
+        if self.counter:
+            self.counter.begin(instruction)
         return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:

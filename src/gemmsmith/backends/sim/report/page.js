@@ -1,27 +1,44 @@
 // Steps through a simulated kernel. The data, see page.py, are columns: a list for each field of the events and so on.
-// The state at a step is looked up: the last event of each barrier and of each group of threads up to the step.
+// The state at a step is looked up: the last event of each barrier and of each group of threads up to the step. A step
+// is an event's place in the columns; the user sees its number in the record, which differs if the first are cut.
 "use strict";
 
 const BARRIER_EVENTS = ["init", "arrive", "expect_tx", "complete_tx"];
 const BUCKET = 512; // steps between two lists of live operations
 const LANE = 24, AXIS = 20, FIRST_CYCLES = 4000;
 const MAX_ROWS = 14; // of the table of operations
+const COUNTS = { multiplies: "instructions of warps that multiply", macs: "multiply-adds",
+  wavefronts: "wavefronts of shared memory", ideal_wavefronts: "the same without bank conflicts",
+  sectors: "sectors of global memory (32 bytes)", ideal_sectors: "the same if coalesced",
+  loaded: "bytes that asynchronous copies have loaded" };
 
 const $ = (id) => document.getElementById(id);
 let data, events, operations, spans, fills;
 let step = 0, cta = 0, timer = null, addressTimer = null, fromCycle = 0, toCycle = 1, marked = [];
+let size = null, colors = {}, shownLine = null; // of the canvas; the line of CUDA
+let picked = null, related = null; // what was clicked, as "kind key", and what it has to do with, by kind
+let pictures = { count: 0, time: 0 }; // that were drawn while it played, and the milliseconds that they took
 
 // -- data ----------------------------------------------------------------------------------------
-async function load() {
-  const packed = Uint8Array.from(atob($("data").textContent.trim()), (x) => x.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+// The first schedule has all fields, the others those that differ.
+async function load(schedule) {
+  const parts = $("data").textContent.trim().split("\n");
+  const texts = [...new Set([0, schedule])].map((i) => {
+    const packed = Uint8Array.from(atob(parts[i]), (x) => x.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  });
+  return Object.assign({ schedule }, ...(await Promise.all(texts)).map((x) => JSON.parse(x)));
 }
+
+const numberOf = (i) => (i < data.begin ? data.before[i] : i - data.begin + data.first);
+const stepOf = (number) => number - data.first + data.begin;
+const isShown = (i) => i >= data.begin && i < data.count;
 
 function prepare(loaded) {
   data = loaded;
+  data.begin = data.before.length;
   ({ events, operations, spans, fills } = data);
-  for (const part of [events, operations, spans, data.idle]) {
+  for (const part of [events, operations, spans, data.idle, data.counted]) {
     for (const name of data.differences.filter((x) => x in part)) {
       let sum = 0;
       part[name] = part[name].map((x) => (sum += x));
@@ -30,17 +47,22 @@ function prepare(loaded) {
   data.count = events.kind.length;
   data.kindOf = (i) => data.kinds[events.kind[i]];
   data.laneOfAgent = data.agents.map(([c, name]) => data.lanes.findIndex((x) => x[0] === c && x[1] === name));
+  data.threads = [...data.agents.keys()].filter((i) => !data.engines.includes(data.agents[i][1]))
+    .sort((x, y) => data.laneOfAgent[x] - data.laneOfAgent[y] || data.agents[x][1].localeCompare(data.agents[y][1]));
   data.eventsOfAgent = data.agents.map(() => []);
   data.eventsOfBarrier = data.objects.map(() => []);
+  data.resumesOfObject = data.objects.map(() => []);
   data.steps = Array.from({ length: Math.ceil(data.grid / data.cluster[0]) }, () => []); // of each cluster
   for (let i = 0; i < data.count; ++i) {
     data.eventsOfAgent[events.agent[i]].push(i);
-    data.steps[clusterOf(data.agents[events.agent[i]][0])].push(i);
+    if (isShown(i)) data.steps[clusterOf(data.agents[events.agent[i]][0])].push(i);
     if (BARRIER_EVENTS.includes(data.kindOf(i))) data.eventsOfBarrier[events.object[i]].push(i);
+    if (data.kindOf(i) === "resume") data.resumesOfObject[events.object[i]].push(i);
   }
   // Hazards that were found in an event that is shown, in the order of the steps.
-  data.found = data.hazards.map((x, i) => ({ ...x, i })).filter((x) => x.event !== null && x.event >= 0
-    && x.event < data.count).sort((x, y) => x.event - y.event);
+  const toStep = (x) => ({ ...x, event: x.event === null ? undefined : stepOf(x.event) });
+  data.found = data.hazards.map((x, i) => ({ ...toStep(x), i, places: x.places.map(toStep) }))
+    .filter((x) => isShown(x.event)).sort((x, y) => x.event - y.event);
   data.spansOfLane = data.lanes.map(() => []);
   spans.lane.forEach((lane, i) => data.spansOfLane[lane].push(i));
   data.fillsOfSlot = new Map();
@@ -50,6 +72,17 @@ function prepare(loaded) {
     data.fillsOfSlot.get(key).push(i);
   });
   prepareOperations();
+  prepareCounts();
+}
+
+// Of each CTA: the events that count, and the sums up to each.
+function prepareCounts() {
+  data.sumsOfCta = Array.from({ length: data.grid }, () => ({ events: [], sums: [] }));
+  data.counted.event.forEach((event, i) => {
+    const own = data.sumsOfCta[data.counted.cta[i]], last = own.sums.at(-1);
+    own.events.push(event);
+    own.sums.push(data.counts[data.counted.counts[i]].map((x, j) => x + (last?.[j] ?? 0)));
+  });
 }
 
 // An operation is live from its issue to its completion or, if threads wait for it, to the end of the wait.
@@ -65,6 +98,7 @@ function prepareOperations() {
   operations.wait.forEach((wait, i) => {
     data.lastOfWait.set(wait, Math.max(data.lastOfWait.get(wait) ?? -1, operations.complete[i]));
   });
+  data.waitOfLast = new Map([...data.lastOfWait].map(([wait, last]) => [last, wait]));
   data.buckets = [];
   let live = [], next = 0;
   for (let start = 0; start < data.count; start += BUCKET) {
@@ -99,7 +133,7 @@ function barriersAt(at) {
   return data.objects.flatMap(([c, name], object) => {
     const own = data.eventsOfBarrier[object], event = lastUpTo(own, at);
     if (!own.length) return [];
-    const state = { cta: c, name, event, waits: waiting.get(object) ?? [] };
+    const state = { cta: c, name, object, event, waits: waiting.get(object) ?? [] };
     if (event < 0) return [state];
     const count = data.kindOf(own[0]) === "init" ? events.amount[own[0]] : null;
     const [phase, pending, bytes] = [events.phase, events.pending, events.bytes].map((x) => x[event]);
@@ -109,9 +143,9 @@ function barriersAt(at) {
 
 // Of each group of threads: the last event, and the object and phase for which it waits, or object -1.
 function threadsAt(at) {
-  return data.agents.flatMap((agent, i) => {
-    const event = lastUpTo(data.eventsOfAgent[i], at);
-    if (event < 0 || isEngine(i)) return [];
+  return data.threads.flatMap((i) => {
+    const agent = data.agents[i], event = lastUpTo(data.eventsOfAgent[i], at);
+    if (event < 0) return [];
     const blocked = data.kindOf(event) === "block";
     return [{ cta: agent[0], name: agent[1], agent: i, event, object: blocked ? events.object[event] : -1,
       phase: blocked ? events.phase[event] : -1, exited: data.kindOf(event) === "exit" }];
@@ -144,6 +178,11 @@ function operationsAt(at) {
   return result;
 }
 
+// Of each CTA: the counts up to a step, in the order of data.count_names.
+function countsAt(at) {
+  return data.sumsOfCta.map(({ events: own, sums }) => sums[indexUpTo(own, at)] ?? data.count_names.map(() => 0));
+}
+
 // Returns the event that ended the wait of a resume: the completion of the phase, or of the last operation; or -1.
 function causeOf(i) {
   if (data.kindOf(i) !== "resume") return -1;
@@ -154,10 +193,13 @@ function causeOf(i) {
   return phase >= 0 && at >= 0 && events.phase[own[at]] > phase ? own[at] : -1;
 }
 
-const isEngine = (agent) => engines().has(data.agents[agent][1]);
-function engines() {
-  return (data.engineNames ??= new Set(data.routes.map((x) => x.engine)));
+// Returns the ends of waits that an event brings about.
+function effectsOf(i) {
+  const isOfBarrier = BARRIER_EVENTS.includes(data.kindOf(i));
+  const waits = isOfBarrier ? data.resumesOfObject[events.object[i]] : [data.waitOfLast.get(i)];
+  return waits.filter((x) => x > i && (!isOfBarrier || events.phase[x] === events.phase[i] - 1) && causeOf(x) === i);
 }
+
 
 // -- text --------------------------------------------------------------------------------------------
 function element(tag, text = "", className = "") {
@@ -168,11 +210,12 @@ function element(tag, text = "", className = "") {
 }
 
 function stepLink(i) {
-  const link = element("a", `step ${i}`);
-  link.href = `#step=${i}`;
+  const link = element(isShown(i) ? "a" : "span", `step ${numberOf(i)}`);
+  if (isShown(i)) link.href = hashOf(i);
   return link;
 }
 
+const hashOf = (i) => `#step=${numberOf(i)}${data.schedules ? `&seed=${data.seed}` : ""}`;
 const number = (x) => x.toLocaleString("en-US");
 const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;
 
@@ -232,12 +275,69 @@ function routeText(route) {
   return [route.reads.map(place).join(", "), to.join(", ")].filter((x) => x).join(" → ");
 }
 
+// -- what was clicked ------------------------------------------------------------------------------------
+// Returns a button that shows only what a lane, barrier, slot or route has to do with.
+function pickable(kind, key, className = "") {
+  const result = element("button", "", className);
+  result.dataset.pick = `${kind} ${key}`;
+  result.setAttribute("aria-pressed", picked === result.dataset.pick);
+  result.classList.toggle("dim", isDim(kind, key));
+  return result;
+}
+
+const isDim = (kind, key) => related !== null && !related[kind].has(key);
+
+function pick(what) {
+  picked = picked === what ? null : what;
+  related = picked && relatedTo(picked);
+  $("picked").textContent = picked ? "What is unrelated is pale. Escape, or a second click, shows all." : "";
+  keepFocus(buildLanes);
+  show();
+}
+
+// Builds buttons anew, and focuses the one that takes the place of the focused one.
+function keepFocus(build) {
+  const focused = document.activeElement?.dataset.pick;
+  build();
+  if (focused) document.querySelector(`[data-pick="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+// What takes part in an operation, or in an event of a barrier, is related.
+function relatedTo(what) {
+  const result = { lane: new Set(), barrier: new Set(), slot: new Set(), route: new Set() };
+  const [, kind, name] = what.match(/^(\S+) (.*)$/), key = kind === "slot" ? name : +name;
+  const relate = (parts) => {
+    if (!parts[kind]?.includes(key)) return;
+    for (const [x, keys] of Object.entries(parts)) for (const y of keys) result[x].add(y);
+  };
+  result[kind].add(key);
+  for (let i = 0; i < data.count; ++i) {
+    if (events.object[i] < 0 || !data.eventsOfBarrier[events.object[i]].length || data.kindOf(i) === "init") continue;
+    relate({ lane: [data.laneOfAgent[events.agent[i]]], barrier: [events.object[i]] });
+  }
+  for (let i = 0; i < operations.issue.length; ++i) relate(partsOf(i));
+  return result;
+}
+
+function partsOf(operation) {
+  const route = data.routes[operations.route[operation]], issuer = data.agents[events.agent[operations.issue[operation]]];
+  const lanes = [issuer, [issuer[0], route.engine]];
+  const barriers = [], first = operations.complete[operation];
+  for (let i = first; i >= 0 && events.agent[i] === events.agent[first] && events.object[i] >= 0; ++i) {
+    barriers.push(events.object[i]);
+    if (data.operationOf.has(i + 1)) break;
+  }
+  return { lane: lanes.map(([c, name]) => data.lanes.findIndex((x) => x[0] === c && x[1] === name)), barrier: barriers,
+    slot: [...route.reads, ...route.writes].filter(([c]) => c >= 0).map((x) => x.join(" ")),
+    route: [operations.route[operation]] };
+}
+
 // -- panels --------------------------------------------------------------------------------------------
 function showStages() {
   const slots = stagesAt(step).filter((x) => x.cta === cta);
   const names = { read: "being read" }, readers = fills.read.some((x) => x >= 0);
   showRows("stages", slots, "No asynchronous copy loads shared memory of this CTA.", (x, slot) => {
-    const cell = element("div", "", `slot ${x.state}${x.event === step ? " now" : ""}`);
+    const cell = pickable("slot", `${x.cta} ${x.name}`, `slot ${x.state}${x.event === step ? " now" : ""}`);
     cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"));
     return cell;
   });
@@ -249,7 +349,7 @@ function showBarriers() {
   const own = barriersAt(step).filter((x) => clusterOf(x.cta) === clusterOf(cta)
     && (x.cta === cta || x.name === "cluster barrier"));
   showRows("barriers", own, "This CTA uses no barrier.", (x, slot) => {
-    const card = element("div", "", `card${x.event === step ? " now" : ""}`);
+    const card = pickable("barrier", x.object, `card${x.event === step ? " now" : ""}`);
     card.dataset.barrier = x.name;
     if (x.event < 0) {
       card.append(element("span", `${slot} not used yet`));
@@ -258,6 +358,8 @@ function showBarriers() {
       card.append(element("span", `${slot} phase ${x.phase}${x.count === null ? "" : `, parity ${x.phase % 2}`}`));
       card.append(element("span", `pending ${x.count === null ? "threads" : "arrivals"}: ${arrivals}`));
       if (x.bytes) card.append(element("span", `awaited bytes: ${number(x.bytes)}`));
+      const [owner, by] = data.agents[events.agent[x.event]];
+      card.append(element("span", `← ${owner === cta ? "" : `CTA ${owner} `}${by}, step ${numberOf(x.event)}`, "muted"));
     }
     for (const y of x.waits) {
       const who = `${y.cta === cta ? "" : `CTA ${y.cta} `}${y.name}`;
@@ -290,7 +392,12 @@ function showTable(id, header, rows, none) {
   const table = document.createElement("table");
   for (const [i, row] of [header, ...rows].entries()) {
     const line = table.insertRow();
-    for (const x of row) line.append(element(i ? "td" : "th", x));
+    for (const x of row) {
+      const cell = element(i ? "td" : "th", x instanceof Node ? "" : x);
+      if (x instanceof Node) cell.append(x);
+      line.append(cell);
+    }
+    line.classList.toggle("dim", row.isDim === true);
   }
   $(id).replaceChildren(table);
 }
@@ -300,9 +407,12 @@ function showThreads() {
   const rows = own.filter((x) => !x.exited).map((x) => {
     const at = data.statements[events.statement[x.event]]?.instruction ?? "";
     const state = x.object >= 0 ? `waits for ${data.objects[x.object][1]}${waitText(x.event)}` : "runs";
-    return [x.name, state, `${at} ${loopsText(x.event)}`, number(events.time[x.event])];
+    const row = [x.name, state, `${at} ${loopsText(x.event)}`, number(events.time[x.event])];
+    return Object.assign(row, { isDim: isDim("lane", data.laneOfAgent[x.agent]) });
   });
-  if (exited.length) rows.push([exited.map((x) => x.name).join(", "), "exited", "", ""]);
+  if (exited.length) {
+    rows.push(Object.assign([exited.map((x) => x.name).join(", "), "exited", "", ""], { isDim: related !== null }));
+  }
   showTable("threads", ["threads", "state", "at", "cycle"], rows, "No thread has begun.");
 }
 
@@ -315,20 +425,33 @@ function showOperations() {
     const commit = operations.commit[i], committed = commit >= 0 && commit <= step;
     const state = complete ? "complete, not waited for" : "in flight";
     const route = data.routes[operations.route[i]];
-    const group = committed ? `group of step ${commit}` : commit >= 0 ? "not committed" : "";
+    const group = committed ? `group of step ${numberOf(commit)}` : commit >= 0 ? "not committed" : "";
     // wgmmas of a group read different parts of one slot.
     const key = [route.label, routeText(route), group, state, issuer[1]].join("|");
-    const entry = groups.get(key) ?? { count: 0, bytes: 0, route, group, state, issuer: issuer[1] };
+    const entry = groups.get(key) ?? { count: 0, bytes: 0, route, group, state, issuer: issuer[1],
+      number: operations.route[i] };
     entry.count += 1;
     entry.bytes += operations.bytes[i];
     groups.set(key, entry);
   }
-  const rows = [...groups.values()].map((x) => [`${x.route.label}${x.count > 1 ? ` × ${x.count}` : ""}`,
-    routeText(x.route), x.bytes ? number(x.bytes) : "", [x.state, x.group].filter((y) => y).join(", "), x.issuer]);
+  const rows = [...groups.values()].map((x) => {
+    const label = pickable("route", x.number, "plain");
+    label.textContent = `${x.route.label}${x.count > 1 ? ` × ${x.count}` : ""}`;
+    const state = [x.state, x.group].filter((y) => y).join(", ");
+    const row = [label, routeText(x.route), x.bytes ? number(x.bytes) : "", state, x.issuer];
+    return Object.assign(row, { isDim: isDim("route", x.number) });
+  });
   const shown = rows.slice(0, MAX_ROWS);
   if (rows.length > MAX_ROWS) shown.push([`and ${rows.length - MAX_ROWS} more`, "", "", "", ""]);
   showTable("operations", ["operation", "from → to", "bytes", "state", "issued by"], shown,
     "This CTA has no operation in flight, and none to wait for.");
+}
+
+function showCounts() {
+  const all = countsAt(step), own = all[cta] ?? [];
+  const rows = data.count_names.map((name, i) => [COUNTS[name], number(own[i]),
+    number(all.reduce((sum, x) => sum + x[i], 0))]);
+  showTable("counts", ["up to this step", `CTA ${cta}`, "launch"], rows, "");
 }
 
 function showSource() {
@@ -343,10 +466,15 @@ function showSource() {
   if (!line) return;
   line.classList.add("now");
   marked.push(line);
+  if (line === shownLine) return;
+  shownLine = line;
   const top = line.offsetTop - box.offsetTop, height = box.clientHeight;
   if (top < box.scrollTop + 20 || top > box.scrollTop + height - 60) box.scrollTop = top - height / 3;
 }
 
+const isAt = (place, lane) => place.agent?.startsWith(`CTA ${data.lanes[lane].join(" ")}`);
+const laneOfHazard = (found) => shownLanes().find((lane) => found.places.length && isAt(found.places[0], lane))
+  ?? data.laneOfAgent[events.agent[found.event]];
 const hazardsHere = () => data.found.filter((x) => x.event === step);
 
 function buildHazards() {
@@ -354,7 +482,7 @@ function buildHazards() {
     const box = element("div", "", "found"), found = data.found.find((y) => y.i === i);
     box.dataset.hazard = i;
     if (found) {
-      const jump = element("button", `Step ${found.event}`);
+      const jump = element("button", `Step ${x.event}`);
       jump.addEventListener("click", () => goTo(found.event, true));
       box.append(jump);
     } else if (x.event !== null) {
@@ -362,13 +490,13 @@ function buildHazards() {
     }
     box.append(element("b", x.kind), element("div", x.message));
     const places = document.createElement("ol");
-    for (const y of x.places) {
+    for (const y of (found ?? x).places) {
       const who = y.agent ? `${y.access || "executed"} by ${y.agent} ` : "";
       const loops = Object.entries(y.loops ?? {}).map(([name, index]) => `${name} ${index}`).join(", ");
       const item = element("li", `${who}${loops ? `[${loops}] ` : ""}at `);
       const cuda = y.cuda ? `; CUDA line ${y.cuda.line}` : "";
       item.append(element("code", `${y.python.file}:${y.python.line} ${y.python.text}${cuda}`));
-      if (found && y.event !== null && y.event !== undefined && y.event !== found.event) {
+      if (found && isShown(y.event) && y.event !== found.event) {
         item.append(", ", stepLink(y.event));
       }
       places.append(item);
@@ -407,23 +535,32 @@ const shownLanes = () => data.lanes.map((x, i) => i).filter((i) => clusterOf(dat
 function buildLanes() {
   const many = data.cluster[0] > 1;
   $("names").replaceChildren(...shownLanes().map((i) => {
-    const [c, name] = data.lanes[i], button = element("button", many ? `${c} ${name}` : name);
-    button.title = `CTA ${c} ${name}: step in this lane`;
+    const [c, name] = data.lanes[i], button = pickable("lane", i);
+    button.textContent = many ? `${c} ${name}` : name;
+    button.title = `CTA ${c} ${name}: its next step, and what it has to do with`;
     button.dataset.lane = i;
-    button.addEventListener("click", () => stepInLane(i, 1));
     return button;
   }));
   $("canvas").style.height = `${shownLanes().length * LANE + AXIS}px`;
+  size = null;
+}
+
+// Takes what the layout and the style decide; neither is asked for in each picture, which would compute them anew.
+function resize() {
+  const canvas = $("canvas"), scale = devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
+  size = { width: canvas.clientWidth, height: canvas.clientHeight, scale };
+  canvas.width = size.width * scale;
+  canvas.height = size.height * scale;
+  colors = {};
+  for (const name of ["line", "muted", "danger", "accent"]) colors[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
 function draw() {
-  const canvas = $("canvas"), width = canvas.clientWidth, height = canvas.clientHeight, scale = devicePixelRatio || 1;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-  const color = (name) => style.getPropertyValue(`--${name}`).trim();
+  if (!size) resize();
+  const pen = $("canvas").getContext("2d"), { width, height, scale } = size, color = (name) => colors[name];
   const x = (cycle) => ((cycle - fromCycle) / (toCycle - fromCycle)) * width;
-  pen.scale(scale, scale);
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
   pen.font = "11px system-ui, sans-serif";
   const lanes = shownLanes(), now = events.time[step] ?? 0;
   drawAxis(pen, x, lanes.length * LANE, width, color);
@@ -432,8 +569,9 @@ function draw() {
     const top = row * LANE, threads = blocked.get(lane);
     // Up to here the lane has got; what follows is pale.
     const until = threads && threads.object < 0 ? events.time[threads.event] : now;
+    const strength = isDim("lane", lane) ? 0.25 : 1;
     for (const [alpha, from, to] of [[1, fromCycle, until], [0.3, Math.max(fromCycle, until), toCycle]]) {
-      pen.globalAlpha = alpha;
+      pen.globalAlpha = alpha * strength;
       drawSpans(pen, lane, top, x, from, Math.min(to, toCycle));
     }
     pen.globalAlpha = 1;
@@ -441,7 +579,7 @@ function draw() {
     pen.fillRect(0, top + LANE - 1, width, 1);
   });
   for (const found of data.found) {
-    const row = lanes.indexOf(data.laneOfAgent[events.agent[found.event]]), at = x(events.time[found.event]);
+    const row = lanes.indexOf(laneOfHazard(found)), at = x(events.time[found.event]);
     if (row < 0) continue;
     pen.fillStyle = color("danger");
     pen.beginPath();
@@ -455,24 +593,31 @@ function draw() {
   pen.fillRect(x(now) - 1, 0, 2, lanes.length * LANE);
 }
 
-// Draws what leads to this step: a line from the event that ended a wait and, at a hazard, a dashed one from each
-// earlier access to the one that is not ordered after it.
+// Draws arrows: from the event that ended a wait to this step, from this step to the waits that it ends and, at a
+// hazard, dashed ones from each earlier access to the one that is not ordered after it.
 function drawCauses(pen, x, lanes, color) {
-  const place = (i) => [x(events.time[i]), (lanes.indexOf(data.laneOfAgent[events.agent[i]]) + 0.5) * LANE];
+  const row = (i) => lanes.indexOf(data.laneOfAgent[events.agent[i]]);
+  const place = (i) => [x(events.time[i]), (row(i) + 0.5) * LANE];
   const missing = hazardsHere().flatMap((found) => found.places.slice(1).map((y) => y.event ?? -1));
-  for (const [from, name, dash] of [[causeOf(step), "accent", []], ...missing.map((i) => [i, "danger", [5, 4]])]) {
-    if (from < 0 || place(from)[1] < 0) continue;
+  const arrows = [[causeOf(step), step, "accent", []], ...effectsOf(step).map((i) => [step, i, "accent", []]),
+    ...missing.map((i) => [i, step, "danger", [5, 4]])];
+  for (const [from, to, name, dash] of arrows) {
+    if (from < 0 || row(from) < 0 || row(to) < 0) continue;
+    const [left, top] = place(from), [right, bottom] = place(to), turn = Math.atan2(bottom - top, right - left);
     pen.strokeStyle = pen.fillStyle = color(name);
     pen.lineWidth = 2;
     pen.setLineDash(dash);
     pen.beginPath();
-    pen.moveTo(...place(from));
-    pen.lineTo(...place(step));
+    pen.moveTo(left, top);
+    pen.lineTo(right, bottom);
     pen.stroke();
     pen.beginPath();
-    pen.arc(...place(from), 4, 0, 2 * Math.PI);
+    pen.arc(left, top, 4, 0, 2 * Math.PI);
+    pen.moveTo(right, bottom);
+    for (const side of [0.4, -0.4]) pen.lineTo(right - 10 * Math.cos(turn + side), bottom - 10 * Math.sin(turn + side));
     pen.fill();
   }
+  pen.setLineDash([]);
 }
 
 // Draws what lies between two cycles of the spans of a lane; one that ends within a drawn pixel is left out.
@@ -504,8 +649,8 @@ function drawAxis(pen, x, bottom, width, color) {
 }
 
 function setView(from, to) {
-  const length = Math.min(Math.max(to - from, 20), data.cycles * 1.02);
-  fromCycle = Math.min(Math.max(0, from), data.cycles * 1.02 - length);
+  const end = data.cycles * 1.02, length = Math.min(Math.max(to - from, 20), end - data.start);
+  fromCycle = Math.min(Math.max(data.start, from), end - length);
   toCycle = fromCycle + length;
   draw();
 }
@@ -517,7 +662,7 @@ function zoom(factor, center = events.time[step] ?? 0) {
 // -- steps -----------------------------------------------------------------------------------------------
 // Goes to a step; `follow` shows the CTA of its event.
 function goTo(to, follow = false) {
-  step = Math.min(Math.max(0, Math.round(to) || 0), Math.max(0, data.count - 1));
+  step = Math.min(Math.max(data.begin, Math.round(to) || 0), Math.max(0, data.count - 1));
   const own = data.count ? data.agents[events.agent[step]][0] : 0;
   if (follow || clusterOf(own) !== clusterOf(cta)) setCta(own);
   const now = events.time[step] ?? 0;
@@ -547,7 +692,7 @@ function move(count) {
 function stepInLane(lane, count) {
   const own = data.eventsOfAgent[data.laneOfAgent.indexOf(lane)] ?? [];
   const next = count > 0 ? own[indexUpTo(own, step) + 1] : lastUpTo(own, step - 1);
-  if (next >= 0) goTo(next);
+  if (isShown(next)) goTo(next);
 }
 
 function nextHazard() {
@@ -556,15 +701,25 @@ function nextHazard() {
 }
 
 function play(on = timer === null) {
-  clearInterval(timer);
+  cancelAnimationFrame(timer);
   timer = null;
   if (on) {
-    const speed = +$("speed").value, each = Math.max(1, speed / 50);
-    timer = setInterval(() => {
+    let last = performance.now(), owed = 0, wasDrawn = false;
+    const next = (now) => {
+      timer = requestAnimationFrame(next);
+      pictures = wasDrawn ? { count: pictures.count + 1, time: pictures.time + now - last } : pictures;
+      owed += (Math.max(0, now - last) * +$("speed").value) / 1000;
+      last = now;
+      wasDrawn = owed >= 1;
+      if (!wasDrawn) return;
       const before = step;
-      move(each);
+      move(Math.floor(owed));
+      owed %= 1;
       if (step === before) play(false);
-    }, 1000 * each / speed);
+    };
+    timer = requestAnimationFrame(next);
+  } else if (pictures.count) {
+    $("pictures").textContent = `While playing: ${Math.round((1000 * pictures.count) / pictures.time)} pictures a second.`;
   }
   $("play").setAttribute("aria-pressed", on);
   $("event").setAttribute("aria-live", on ? "off" : "polite");
@@ -573,25 +728,27 @@ function play(on = timer === null) {
 
 function show() {
   if (!data.count) return;
-  $("number").value = $("slider").value = step;
+  $("number").value = $("slider").value = numberOf(step);
   $("clock").textContent = `cycle ${number(events.time[step])}`;
   $("event").textContent = eventText(step);
   const cause = causeOf(step);
   if (cause >= 0) $("event").append("; ended by ", stepLink(cause), ` of ${data.agents[events.agent[cause]][1]}`);
-  $("link").href = `#step=${step}`;
+  $("link").href = hashOf(step);
   clearTimeout(addressTimer); // browsers limit how often an address may change
-  addressTimer = setTimeout(() => history.replaceState(null, "", `#step=${step}`), 300);
-  showStages();
-  showBarriers();
+  addressTimer = setTimeout(() => history.replaceState(null, "", hashOf(step)), 300);
+  keepFocus(() => {
+    showStages();
+    showBarriers();
+    showOperations();
+  });
   showThreads();
-  showOperations();
+  showCounts();
   showSource();
   const here = hazardsHere();
   for (const x of $("hazards").children) x.classList.toggle("now", here.some((y) => y.i === +x.dataset.hazard));
   for (const x of $("names").children) {
-    const [c, name] = data.lanes[x.dataset.lane];
     x.classList.toggle("now", data.laneOfAgent[events.agent[step]] === +x.dataset.lane);
-    x.classList.toggle("hazard", here.some((y) => y.places.some((z) => z.agent?.startsWith(`CTA ${c} ${name}`))));
+    x.classList.toggle("hazard", here.some((y) => y.places.some((z) => isAt(z, x.dataset.lane))));
   }
   draw();
 }
@@ -602,13 +759,19 @@ function buildPage() {
   $("summary").textContent = `${plural(data.grid, "CTA")}, clusters of ${data.cluster[0]}, schedule of seed `
     + `${data.seed}: ${plural(data.all_events, "event")} in ${plural(data.all_cycles, "cycle")} of the cost model. `
     + `${data.hazards.length ? plural(data.hazards.length, "hazard") : "No hazards"}; verdict: ${data.verdict}.`;
-  if (data.all_events > data.count) {
-    notice(`Only the first ${plural(data.count, "event")} are shown, up to cycle ${number(lastTime())}; `
-      + `${number(data.all_events - data.count)} are cut. Simulate fewer tiles or a smaller K to see all.`);
+  const shown = data.count - data.begin, last = numberOf(Math.max(data.begin, data.count - 1));
+  buildSchedules();
+  $("notice").hidden = data.all_events === shown;
+  if (data.all_events > shown) {
+    const which = data.first ? `${plural(shown, "event")} from step ${number(data.first)} on` : `first ${plural(shown, "event")}`;
+    notice(`Only the ${which} are shown, cycles ${number(data.start)} to ${number(data.cycles)}; `
+      + `${number(data.all_events - shown)} are cut. To see others, choose the first step: gemmsmith simulate --html FILE `
+      + "--first-step NUMBER, or Simulation.to_html(path, first_step=NUMBER).");
   }
-  $("total").textContent = `of ${number(Math.max(0, data.count - 1))}`;
-  $("number").max = $("slider").max = Math.max(0, data.count - 1);
-  for (let i = 0; i < data.grid; ++i) $("cta").append(new Option(i, i));
+  $("total").textContent = `of ${number(data.all_events - 1)}`;
+  $("number").min = $("slider").min = data.first;
+  $("number").max = $("slider").max = last;
+  $("cta").replaceChildren(...Array.from({ length: data.grid }, (_, i) => new Option(i, i)));
   $("cuda").replaceChildren(...data.cuda.split("\n").map((text, i) => {
     const line = element("div", text || " ");
     line.dataset.line = i + 1;
@@ -623,8 +786,10 @@ function buildPage() {
     return entry;
   }));
   $("main").hidden = false;
-  setCta(0);
-  toCycle = Math.min(FIRST_CYCLES, data.cycles * 1.02);
+  buildLanes();
+  setCta(Math.min(cta, data.grid - 1));
+  fromCycle = data.start;
+  toCycle = Math.min(fromCycle + FIRST_CYCLES, data.cycles * 1.02);
 }
 
 const lastTime = () => events.time.reduce((x, y) => Math.max(x, y), 0);
@@ -635,11 +800,18 @@ function notice(text) {
 }
 
 function listen() {
-  const click = { back: () => move(-1), forward: () => move(1), play: () => play(), hazard: nextHazard,
+  $("schedule").addEventListener("input", () => setSchedule(+$("schedule").value, () => goTo(step)));
+  const click = { "next-seed": nextSeed, back: () => move(-1), forward: () => move(1), play: () => play(), hazard: nextHazard,
     in: () => zoom(0.5), out: () => zoom(2), fit: () => setView(0, Infinity) };
   for (const [id, action] of Object.entries(click)) $(id).addEventListener("click", action);
-  $("number").addEventListener("change", () => goTo(+$("number").value));
-  $("slider").addEventListener("input", () => goTo(+$("slider").value));
+  $("number").addEventListener("change", () => goTo(stepOf(+$("number").value)));
+  $("slider").addEventListener("input", () => goTo(stepOf(+$("slider").value)));
+  document.addEventListener("click", (e) => {
+    const button = e.target.closest?.("[data-pick]");
+    if (!button) return;
+    if (button.dataset.lane && button.dataset.pick !== picked) stepInLane(+button.dataset.lane, 1);
+    pick(button.dataset.pick);
+  });
   $("speed").addEventListener("change", () => timer !== null && play(true));
   $("cta").addEventListener("change", () => {
     setCta(+$("cta").value);
@@ -654,8 +826,12 @@ function listen() {
   });
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", goToHash);
-  addEventListener("resize", draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const drawAnew = () => {
+    size = null;
+    draw();
+  };
+  new ResizeObserver(drawAnew).observe($("canvas"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
   listenToCanvas($("canvas"));
 }
 
@@ -666,6 +842,7 @@ function onKey(e) {
   const action = { ArrowRight: () => arrow(1), ArrowLeft: () => arrow(-1), h: nextHazard, H: nextHazard,
     "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => setView(0, Infinity),
     Home: () => move(-Infinity), End: () => move(Infinity),
+    Escape: picked ? () => pick(picked) : null,
     " ": e.target.matches?.("button, a") ? null : () => play() }[e.key];
   if (!action) return;
   e.preventDefault();
@@ -697,26 +874,62 @@ function listenToCanvas(canvas) {
     held = null;
     const lane = shownLanes()[Math.floor(e.offsetY / LANE)];
     if (!click || lane === undefined) return;
-    const own = data.eventsOfAgent[data.laneOfAgent.indexOf(lane)] ?? [], at = cycleAt(e);
+    const own = (data.eventsOfAgent[data.laneOfAgent.indexOf(lane)] ?? []).filter(isShown), at = cycleAt(e);
     const distance = (i) => Math.abs(events.time[i] - at);
     if (own.length) goTo(own.reduce((x, y) => (distance(y) < distance(x) ? y : x)));
   });
 }
 
 function goToHash() {
-  const found = location.hash.match(/^#step=(\d+)$/);
-  goTo(found ? +found[1] : step);
+  const [, number, seed] = location.hash.match(/^#step=(\d+)(?:&seed=(\d+))?$/) ?? [];
+  const schedule = data.schedules?.findIndex((x) => x.seed === +seed) ?? -1;
+  if (schedule >= 0 && schedule !== data.schedule) return setSchedule(schedule, () => goTo(stepOf(+number)));
+  goTo(number === undefined ? step : stepOf(+number));
+}
+
+// Shows another schedule, and then calls `goOn`; of calls in quick succession, the last one counts.
+async function setSchedule(schedule, goOn) {
+  play(false);
+  $("schedule").value = schedule;
+  const loaded = await load(schedule);
+  if (+$("schedule").value !== schedule) return;
+  picked = related = null;
+  $("picked").textContent = "";
+  prepare(loaded);
+  buildPage();
+  goOn();
+}
+
+function nextSeed() {
+  const all = data.schedules.map((x, i) => i), after = [...all.slice(data.schedule + 1), ...all.slice(0, data.schedule + 1)];
+  setSchedule(after.find((i) => data.schedules[i].hazards), () => (data.found.length ? goTo(data.found[0].event, true) : goTo(step)));
+}
+
+function buildSchedules() {
+  $("schedules").hidden = !data.schedules;
+  if (!data.schedules) return;
+  const bad = data.schedules.filter((x) => x.hazards), { seed, hazards } = data.schedules[data.schedule];
+  $("schedule").max = data.schedules.length - 1;
+  $("schedule").value = data.schedule;
+  $("schedule").setAttribute("aria-valuetext", `seed ${seed}`);
+  $("seed").textContent = `seed ${seed}: ${hazards ? plural(hazards, "hazard") : "no hazards"}. `
+    + `${bad.length} of ${data.schedules.length} seeds have hazards${bad.length ? `: ${bad.map((x) => x.seed).join(", ")}` : ""}.`;
+  $("next-seed").disabled = !bad.length;
 }
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
     return notice("This browser has no DecompressionStream, which reads the page's data. Any of 2023 or later has it.");
   }
-  prepare(await load());
+  prepare(await load(0));
   buildPage();
   listen();
   goToHash();
   if (!data.count) notice("The simulation has no events.");
+  requestAnimationFrame((now) => {
+    performance.measure("first picture", { start: 0, end: now });
+    $("first").textContent = `First picture of this page after ${(now / 1000).toFixed(2)} s.`;
+  });
 }
 
 start().catch((e) => {

@@ -6,14 +6,16 @@ import base64
 import gzip
 import html
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemmsmith.backends.sim.report.hazards import Hazard, Loops, Place
-from gemmsmith.backends.sim.report.record import Record, in_columns
-from gemmsmith.backends.sim.report.timeline import HEIGHTS, colors_of, entry_of, sort_rows
+from gemmsmith.backends.sim.report.record import Record, Window, in_columns
+from gemmsmith.backends.sim.report.timeline import HEIGHTS, Idle, colors_of, entry_of, sort_rows
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.html_page import make_html_page
 
 MAX_EVENTS = 200_000
@@ -42,7 +44,10 @@ class Fill(NamedTuple):
     free: int
 
 
-def write_page(path: str | Path, record: Record, hazards: Sequence[Hazard], verdict: str) -> None:
+def write_page(
+    path: str | Path, record: Record, hazards: Sequence[Hazard], verdict: str, first_step: int = 0,
+    others: Sequence[tuple[Record, Sequence[Hazard], str]] = (),
+) -> None:  # fmt: skip
     """Write the page of a record.
 
     Args:
@@ -50,41 +55,85 @@ def write_page(path: str | Path, record: Record, hazards: Sequence[Hazard], verd
         record: What happened in one launch.
         hazards: Those of the simulation; the page jumps to those that the record has.
         verdict: Whether other schedules do the same, as text.
+        first_step: The number of the first event that is shown, of MAX_EVENTS.
+        others: The same three of other schedules of the launch, between which the page changes.
+
+    Raises:
+        ArgumentError: If the record has no such event.
     """
-    data = json.dumps(page_data(record, hazards, verdict), separators=(",", ":")).encode()
-    packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
-    text = make_html_page(Path(__file__).parent, title=html.escape(record.kernel.name), data=packed)
+    first, *rest = (page_data(*x, first_step) for x in ((record, hazards, verdict), *others))
+    parts = [first, *({key: x for key, x in data.items() if x != first[key]} for data in rest)]
+    if rest:
+        first["schedules"] = [{"seed": x["seed"], "hazards": len(x["hazards"])} for x in (first, *rest)]
+    packed = (gzip.compress(json.dumps(x, separators=(",", ":")).encode(), mtime=0) for x in parts)
+    data = "\n".join(base64.b64encode(x).decode() for x in packed)
+    text = make_html_page(Path(__file__).parent, title=html.escape(record.kernel.name), data=data)
     Path(path).write_text(text, "utf-8")
 
 
-def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[str, Any]:
-    """Return the data of the page: the columns of the first MAX_EVENTS events, and what is drawn of them.
+def page_data(record: Record, hazards: Sequence[Hazard], verdict: str, first_step: int = 0) -> dict[str, Any]:
+    """Return the data of the page: the columns of MAX_EVENTS events from `first_step` on, and what is drawn of them.
 
-    `lanes`: [CTA, name] of each, from the top. `spans`: columns lane, entry (of the legend), start, end and label.
-    `legend`: name, color and height of each entry. `fills`: columns of Fill. `all_events`: those of the whole record.
+    `before`: the numbers of the events that come before these in the columns (see `Record.window`). `lanes`: [CTA,
+    name] of each, from the top. `spans`: columns lane, entry (of the legend), start, end and label. `legend`: name,
+    color and height of each entry. `fills`: columns of Fill. `engines`: the lanes that are no threads. `all_events`:
+    those of the whole record.
+
+    Raises ArgumentError if the record has no event `first_step`.
     """
-    shown = record.first(MAX_EVENTS)
+    if not 0 <= first_step < max(1, len(record)):
+        raise ArgumentError(f"first_step: got {first_step}; use 0 to {len(record) - 1}, the steps of the record")
+    window = record.window(first_step, first_step + MAX_EVENTS)
+    shown = window.record
     data = shown.columns()
-    spans = shown.timeline().shown(range(record.grid))
-    finished = {x.agent for x in shown.of_kind("exit")}
-    lanes = sort_rows([*((s.cta, s.row) for s in spans), *({x.agent for x in shown.events} - finished)])
+    start, end = _cycles_of(record, first_step)
+    spans = [x for x in record.timeline().shown(range(record.grid)) if x.start <= end and x.end >= start]
+    idle = [x._replace(start=max(x.start, start), end=min(x.end, end)) for x in record.idle()]
+    at_hazards = [x.agent for hazard in hazards for x in hazard.places if isinstance(x, Place)]
+    agents = {x.agent: x.kind for x in shown.events}  # their last events
+    threads = [
+        (cta, row) for (cta, row), last in agents.items()
+        if last != "exit" or any(x.startswith(f"CTA {cta} {row}") for x in at_hazards)
+    ]  # fmt: skip
+    lanes = sort_rows([*((s.cta, s.row) for s in spans), *threads])
     number = {lane: i for i, lane in enumerate(lanes)}
     colors = colors_of(spans)
     entries = {entry: i for i, entry in enumerate(colors)}
-    tables: dict[str, dict[Any, int]] = {"entry": entries, "label": {}, "buffer": {}, "holds": {}}
+    tables: dict[str, dict[Any, int]] = {"entry": entries, "label": {}, "buffer": {}, "holds": {}, "cause": {}}
     rows = sorted(((number[s.cta, s.row], entry_of(s), s.start, s.end, s.label) for s in spans), key=itemgetter(0, 2))
     data["spans"] = in_columns(("lane", "entry", "start", "end", "label"), rows, tables)
-    data["fills"] = in_columns(Fill._fields, fills_of(shown), tables)
+    data["idle"] = in_columns(Idle._fields, (x for x in idle if x.start < x.end), tables)
+    data["fills"] = in_columns(Fill._fields, _fills_in(record, window), tables)
     own = {id(x) for x in record.hazards}
-    steps = _steps(shown) if own else {}
+    steps = _steps(record) if own else {}
     for statement in data["statements"].values():
         statement["python"]["file"] = Path(statement["python"]["file"]).name
     return data | {
         "lanes": lanes, "labels": list(tables["label"]), "buffers": list(tables["buffer"]),
-        "holds": list(tables["holds"]), "verdict": verdict, "all_events": len(record), "all_cycles": record.cycles,
+        "holds": list(tables["holds"]), "causes": list(tables["cause"]), "verdict": verdict,
+        "engines": sorted({x.route.engine for x in record.operations}), "all_events": len(record),
+        "all_cycles": record.cycles, "first": first_step, "before": window.before, "start": start,
         "legend": [[entry, color, HEIGHTS.get(entry, 0.8)] for entry, color in colors.items()],
         "hazards": [_hazard(x, steps if id(x) in own else {}) for x in hazards],
     }  # fmt: skip
+
+
+def _cycles_of(record: Record, first: int) -> tuple[int, int]:
+    """Return the first and the last cycle of the MAX_EVENTS events from `first` on.
+
+    It is 0 for the record's first events; for its last ones it is what no operation exceeds.
+    """
+    times = [x.time for x in record.events[first : first + MAX_EVENTS]]
+    end = max(times, default=0) if first + MAX_EVENTS < len(record) else sys.maxsize
+    return min(times, default=0) if first else 0, end
+
+
+def _fills_in(record: Record, window: Window) -> Iterable[Fill]:
+    """Return the fills of a window: the last one of each slot before it, and those that begin in it."""
+    fills = [*fills_of(record)]
+    earlier = {(x.cta, x.buffer): x for x in fills if x.load < window.first}
+    own = (x for x in fills if window.first <= x.load < window.first + MAX_EVENTS)
+    return (Fill(*x[:3], *map(window.local, x[3:])) for x in (*earlier.values(), *own))
 
 
 _Where = tuple[int, int, Loops]

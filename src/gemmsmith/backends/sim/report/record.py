@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,9 +19,15 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import Access, AsyncOperation
 
+BARRIER_EVENTS = ("init", "arrive", "expect_tx", "complete_tx")
+"""Kinds of events that change a barrier."""
 _CAUSES = ("instruction", "complete")
 """Kinds of events that have no entry of their own if an effect is recorded."""
-_DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
+COUNTS = "multiplies", "macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors", "loaded"
+"""What is counted, of each CTA: instructions of warps that multiply, their multiply-adds, wavefronts of shared memory
+and sectors of global memory (see execute/counters.py), and bytes that asynchronous copies have brought to shared
+memory."""
+_DIFFERENCES = ("event", "time", "start", "end", "issue", "complete", "commit", "wait")
 """Columns of JSON whose values are given as differences to the one before."""
 
 
@@ -95,6 +101,11 @@ class Operation:
     commit: int = -1
     wait: int = -1
 
+    def is_over_at(self, event: int) -> bool:
+        """Return whether it has completed before an event, and no thread waits for it from there on."""
+        waited = 0 <= self.wait < event or (self.wait < 0 and not self.route.registers)
+        return 0 <= self.complete < event and waited
+
 
 class _Threads(Protocol):
     """A lockstep group."""
@@ -115,6 +126,14 @@ class _Barrier(Protocol):
         """Its phase, and the arrivals and the bytes that are missing."""
 
 
+class Counted(NamedTuple):
+    """What an event adds to the counts of a CTA. `event`: its number. `counts`: in the order of COUNTS."""
+
+    event: int
+    cta: int
+    counts: tuple[int, ...]
+
+
 class Record:
     """Everything that happens while a kernel executes.
 
@@ -133,6 +152,7 @@ class Record:
         self.kernel, self.grid, self.seed, self._name_of, self.hazards = kernel, grid, seed, name_of, hazards
         self.operations: list[Operation] = []
         self._events: list[tuple[Any, ...]] = []
+        self._counts: list[tuple[int, int, Counter[str]]] = []
         self._products: list[tuple[tuple[int, str], str, int, int]] = []
         self._started: dict[int, tuple[Operation, tuple[int, str]]] = {}
 
@@ -158,6 +178,13 @@ class Record:
         self.operations.append(started)
         self._started[id(operation)] = started, (cta, engine)
 
+    def count(self, cta: int, **counts: int) -> None:
+        """Add to the counts of a CTA, by their names of COUNTS, in the last event."""
+        event = len(self._events) - 1
+        if not self._counts or self._counts[-1][:2] != (event, cta):
+            self._counts.append((event, cta, Counter()))
+        self._counts[-1][2].update(counts)
+
     def multiply(self, threads: _Threads, label: str, begin: int) -> None:
         """Record that threads executed a synchronous instruction of the tensor cores, since the cycle `begin`."""
         last = self._products[-1] if self._products else None
@@ -173,6 +200,9 @@ class Record:
         started, engine = self._started[id(operation)]
         started.complete = len(self._events)
         self._events.append(("complete", started.end, engine, *self._events[started.issue][3:5]))
+        if started.route.reads and not started.cycles:
+            for cta in sorted({cta for cta, _ in started.route.writes if cta >= 0}):
+                self.count(cta, loaded=started.bytes)
 
     def signal(self, kind: str, operation: AsyncOperation, cta: int, barrier: _Barrier, amount: int) -> None:
         """Record that an operation, which has completed, signals an mbarrier of a CTA.
@@ -267,18 +297,47 @@ class Record:
         return [Event(*x) for x in self._events if x[0] in kinds]
 
     @property
+    def counts(self) -> list[Counted]:
+        """What each event that multiplies or accesses memory adds to the counts, in the order of the events."""
+        return [Counted(event, cta, tuple(x[name] for name in COUNTS)) for event, cta, x in self._counts]
+
+    @property
     def cycles(self) -> int:
         """Cycles of the cost model until the last thread has finished."""
         return max((x.time for x in self.of_kind("exit", "resume")), default=0)
 
-    def first(self, count: int) -> Record:
-        """Return a record of the first `count` events, and of the operations that are issued in them."""
-        result = copy(self)
-        result._events = self._events[:count]
-        result.operations = [x for x in self.operations if x.issue < count]
-        end = max((x[1] for x in result._events), default=0)
-        result._products = [x for x in self._products if x[2] < end]
-        return result
+    def window(self, first: int, end: int) -> Window:
+        """Return the events from `first` on, before `end`, after those that the state at the first one depends on.
+
+        Those are, of each barrier, its init, the first event of its phase and the last one; of all threads and engines,
+        the last one; and those of the operations that are not over. The counts of all before are added up.
+        """
+        needed, phases = dict[Any, int](), dict[Any, int]()
+        for i, (kind, _, agent, _, _, *state) in enumerate(self._events[:first]):
+            needed["agent", agent] = i
+            if kind in BARRIER_EVENTS:
+                barrier, phase = state[:2]
+                needed.setdefault(("init", barrier), i)
+                needed["barrier", barrier] = i
+                if phases.get(barrier) != phase:
+                    phases[barrier] = phase
+                    needed["phase", barrier] = i
+        operations = [x for x in self.operations if x.issue < end and not x.is_over_at(first)]
+        of_operations = {i for x in operations for i in (x.issue, x.complete, x.commit) if 0 <= i < first}
+        window = Window(copy(self), first, sorted({*needed.values(), *of_operations}))
+        window.record._events = [*map(self._events.__getitem__, window.before), *self._events[first:end]]
+        local = window.local
+        window.record.operations = [
+            replace(x, issue=local(x.issue), complete=local(x.complete), commit=local(x.commit), wait=local(x.wait))
+            for x in operations
+        ]
+        sums = defaultdict[int, Counter[str]](Counter)
+        for event, cta, counts in self._counts:
+            if event < first:
+                sums[cta].update(counts)
+        window.record._counts = [(len(window.before) - 1, cta, x) for cta, x in sums.items()]
+        window.record._counts += [(local(event), cta, x) for event, cta, x in self._counts if first <= event < end]
+        return window
 
     def timeline(self) -> Timeline:
         """Return the timeline: when each engine works on what, and when each group of threads executes or waits."""
@@ -328,11 +387,11 @@ class Record:
     def columns(self) -> dict[str, Any]:
         """Return all of it for JSON.
 
-        `events`, `operations`, `idle`: a list for each field; for those named in `differences`, of the differences to
-        the value before. The values of kind, agent, object, loops, route and cause are indices into the lists kinds,
-        agents, objects, loops, routes and causes, -1 for none. An entry of loops is an index into `nests`, which has
-        the names, and the index of each loop. `statements`, by number: the instruction, its lines of Python and of
-        CUDA, and the stack.
+        `events`, `operations`, `idle`, `counted`: a list for each field; for those named in `differences`, of the
+        differences to the value before. The values of kind, agent, object, loops, route, cause and counts are indices
+        into the lists kinds, agents, objects, loops, routes, causes and counts, -1 for none. An entry of loops is an
+        index into `nests`, which has the names, and the index of each loop; one of counts has those of `count_names`.
+        `statements`, by number: the instruction, its lines of Python and of CUDA, and the stack.
         """
         statements = {
             location.number: {
@@ -343,13 +402,14 @@ class Record:
             for x, location in st.instructions(block)
         }  # fmt: skip
         tables: dict[str, dict[Any, int]] = {
-            name: {} for name in ("kind", "agent", "object", "loops", "route", "cause")
+            name: {} for name in ("kind", "agent", "object", "loops", "route", "cause", "counts")
         }  # fmt: skip
         names = Operation.__slots__
         parts = {
             "events": in_columns(Event._fields, self.events, tables),
             "operations": in_columns(names, ([getattr(x, name) for name in names] for x in self.operations), tables),
             "idle": in_columns(Idle._fields, self.idle(), tables),
+            "counted": in_columns(Counted._fields, self.counts, tables),
         }
         nests: dict[tuple[str, ...], int] = {}
         loops = [
@@ -361,12 +421,27 @@ class Record:
             "statements": statements, "kinds": list(tables["kind"]), "agents": list(tables["agent"]),
             "objects": list(tables["object"]), "nests": list(nests), "loops": loops,
             "routes": [x._asdict() for x in tables["route"]], "causes": list(tables["cause"]),
+            "count_names": COUNTS, "counts": list(tables["counts"]),
             "hazards": [hazard.to_json() for hazard in self.hazards],
         } | parts  # fmt: skip
 
     def to_json(self, path: str | Path) -> None:
         """Write `columns()` to a JSON file."""
         Path(path).write_text(json.dumps(self.columns(), separators=(",", ":")))
+
+
+class Window(NamedTuple):
+    """A part of a record: `record` has the events of the numbers `before`, and then those from `first` on."""
+
+    record: Record
+    first: int
+    before: list[int]
+
+    def local(self, event: int) -> int:
+        """Return the place in the window of an event's number, or of the one before that it has; -1 stays."""
+        if event >= self.first:
+            return len(self.before) + event - self.first
+        return event if event < 0 else max(0, bisect_right(self.before, event) - 1)
 
 
 def in_columns(
