@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 """What each operation computes. Division rounds down."""
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _METHODS = {
     "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lshift": "<<", "rshift": ">>", "and": "&",
     "or": "|", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
@@ -61,12 +62,7 @@ class Trace:
             self.outcomes.setdefault(comparison, outcome)
             return
         least, most = self.bounds_of(x)
-        test = OPERATIONS[op]
-        if op in ("==", "!="):
-            is_known = not least <= y <= most or least == most
-        else:
-            is_known = test(least, y) == test(most, y)
-        if is_known:
+        if OPERATIONS[op](least, y) == OPERATIONS[op](most, y) and (op not in ("==", "!=") or not least < y < most):
             return
         self.outcomes.setdefault(comparison, outcome)
         if op in ("==", "!="):
@@ -148,15 +144,15 @@ class Symbol(int):
     def __bool__(self) -> bool:
         return self != 0
 
-    def __neg__(self) -> int:
-        return _compute("neg", self)
+    def __neg__(self) -> Symbol:
+        return _result("neg", self)
 
     def __abs__(self) -> int:
         return self if self >= 0 else -self
 
-    def bit_length(self) -> int:
+    def bit_length(self) -> Symbol:
         """Return the bits of the number without its sign."""
-        return _compute("bit_length", self)
+        return _result("bit_length", self)
 
     def __truediv__(self, other: Any) -> Any:
         raise NotImplementedError("a float that is computed from a symbol")
@@ -164,24 +160,32 @@ class Symbol(int):
     __rtruediv__ = __float__ = __truediv__  # type: ignore[assignment]
 
 
-def _compute(op: str, *operands: int) -> Any:
-    """Return the Symbol that an operation makes; of a comparison the outcome, which is noted."""
-    value = OPERATIONS[op](*map(int.__int__, operands))
-    expression = Expression(op, tuple(x.expression if isinstance(x, Symbol) else int(x) for x in operands))
-    if not isinstance(value, bool):
-        return Symbol(value, expression)
-    if expression.operands[0] != expression.operands[1]:
-        _traces[-1].note(expression, value)
-    return value
+def _result(op: str, *operands: int) -> Symbol:
+    """Return the Symbol that an operation makes."""
+    return Symbol(OPERATIONS[op](*map(int.__int__, operands)), _expression(op, operands))
+
+
+def _outcome(op: str, *operands: int) -> bool:
+    """Return the outcome of a comparison, which is noted unless it compares an expression with itself."""
+    outcome, comparison = OPERATIONS[op](*map(int.__int__, operands)), _expression(op, operands)
+    if comparison.operands[0] != comparison.operands[1]:
+        _traces[-1].note(comparison, outcome)
+    return bool(outcome)
+
+
+def _expression(op: str, operands: Iterable[int]) -> Expression:
+    """Return the expression of an operation."""
+    return Expression(op, tuple(x.expression if isinstance(x, Symbol) else int(x) for x in operands))
 
 
 def _method(op: str, is_reflected: bool = False) -> Callable[[Symbol, Any], Any]:
     """Return the method of a binary operation."""
+    compute: Callable[..., int] = _outcome if op in COMPARISONS else _result
 
     def method(self: Symbol, other: Any) -> Any:
         if not isinstance(other, int):
             return NotImplemented
-        return _compute(op, other, self) if is_reflected else _compute(op, self, other)
+        return compute(op, other, self) if is_reflected else compute(op, self, other)
 
     return method
 
@@ -202,10 +206,3 @@ def traced(bounds: Mapping[str, Bounds]) -> Iterator[Outcomes]:
         yield _traces[-1].outcomes
     finally:
         _traces.pop()
-
-
-def evaluate(x: Expression | int, variables: Mapping[str, int]) -> int:
-    """Return the value of an expression."""
-    if isinstance(x, int):
-        return x
-    return int(OPERATIONS[x.op](*(evaluate(y, variables) for y in x.operands))) if x.operands else variables[x.op]

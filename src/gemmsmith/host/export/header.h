@@ -234,17 +234,19 @@ static inline void <!-- name -->_unload(<!-- name -->_kernels *kernels) {
     }
 }
 
-/* Encodes a tensor map of rank 3 at a multiple of 64 bytes. Strides in bytes, of the outer dimension and the batch. */
+/* Encodes a tensor map of rank 3 at a multiple of 64 bytes. Strides and swizzle in bytes. */
 static inline CUresult <!-- name -->_encode_(
-    const <!-- name -->_kernels *kernels, void *map, CUtensorMapDataType type, CUtensorMapSwizzle swizzle, int64_t address,
-    int64_t inner, int64_t outer, int64_t batch, int64_t outer_stride, int64_t batch_stride, int64_t box_inner,
-    int64_t box_outer, int64_t box_batch) {
+    const <!-- name -->_kernels *kernels, void *map, CUtensorMapDataType type, int64_t address, int64_t inner, int64_t outer,
+    int64_t batch, int64_t outer_stride, int64_t batch_stride, int64_t box_inner, int64_t box_outer, int64_t box_batch, int64_t swizzle) {
     const cuuint64_t extents[] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)batch};
     const cuuint64_t strides[] = {(cuuint64_t)outer_stride, (cuuint64_t)batch_stride};
     const cuuint32_t box[] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, (cuuint32_t)box_batch}, ones[] = {1, 1, 1};
+    const CUtensorMapSwizzle mode = swizzle == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                    : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                    : swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE;
     return kernels->driver.cuTensorMapEncodeTiled(
         (CUtensorMap *)map, type, 3, (void *)(intptr_t)address, extents, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        mode, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 /* Launches a kernel. `pdl`: it may begin while the one before runs, for whose results it waits. */

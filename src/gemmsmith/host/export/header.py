@@ -69,8 +69,8 @@ def _arguments(signature: Signature) -> Iterator[str]:
     """Yield the members of the struct of arguments."""
     arrays = {x.name: x for x in signature.arrays}
     for x in signature.variables:
-        if x.name in arrays:
-            yield f"    {'' if arrays[x.name].info.writable else 'const '}void *{x.name}; /* {_shape(arrays[x.name])} */"
+        if array := arrays.get(x.name):
+            yield f"    {'' if array.info.writable else 'const '}void *{x.name}; /* {_shape(array)} */"
         else:
             yield f"    int64_t {x.name};" + f" /* {x.what} */" * bool(x.what)
     for name in signature.numbers:
@@ -106,8 +106,8 @@ def _operations(name: str, signature: Signature, program: Program) -> Iterator[s
         else:
             text = f" {op} ".join(_value(program, x) for x in operands)
         yield f"    const int64_t v{i} = {text};"
-    for output, i in program.outputs.items():
-        yield f"    out->{_field(output)} = {_value(program, i)};"
+    for output, number in program.outputs.items():
+        yield f"    out->{_field(output)} = {_value(program, number)};"
 
 
 def _value(program: Program, i: int) -> str:
@@ -122,34 +122,36 @@ def _value(program: Program, i: int) -> str:
 
 def _checks(name: str, signature: Signature) -> Iterator[str]:
     """Yield the statements that check the arguments' bounds, leave if there is nothing to do, and refuse overlaps."""
-    arrays = {x.name: x for x in signature.arrays}
-    for x in signature.variables:
-        if x.name in arrays:
-            yield f"    if (!x->{x.name} || (uint64_t)(uintptr_t)x->{x.name} > {x.most}ull) return {name}_ERROR_SIZE;"
+    addresses = {x.name for x in signature.arrays}
+    sizes = [x.name for x in signature.variables if x.name in ("batch", "m", "n")]
+    for v in signature.variables:
+        if v.name in addresses:
+            condition = f"!x->{v.name} || (uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
         else:
-            least = 0 if x.name in ("m", "n", "batch") else x.least
-            yield f"    if (x->{x.name} < {least} || x->{x.name} > INT64_C({x.most})) return {name}_ERROR_SIZE;"
-    sizes = [x.name for x in signature.variables if x.name in ("m", "n", "batch")]
+            condition = f"x->{v.name} < {0 if v.name in sizes else v.least} || x->{v.name} > INT64_C({v.most})"
+        yield f"    if ({condition}) return {name}_ERROR_SIZE;"
     yield f"    if ({' || '.join(f'!x->{x}' for x in sizes)}) return {name}_OK;"
-    yield "    {"
     for x in signature.arrays:
-        yield f"        const int64_t {x.name}_bytes = {_bytes(name, x)};"
+        yield f"    const int64_t {x.name}_bytes = {_bytes(name, x)};"
     results = [x for x in signature.arrays if x.info.writable]
+    conditions = [condition for x in results for condition in _self_overlaps(name, x)]
     for x in results:
-        for axis, stride in enumerate(x.strides):
-            if isinstance(stride, str):
-                inner = [y for y in range(len(x.strides)) if y != axis and ((axis == 0 and len(x.strides) == 3) or
-                                                                            x.strides[y] == 1)]  # fmt: skip
-                yield (f"        if ({_size(x, axis)} > 1 && x->{stride} < {_elements(name, x, inner)}) "
-                       f"return {name}_ERROR_OVERLAP;")  # fmt: skip
-        for y in signature.arrays:
-            if y.name != x.name and (y not in results or y.name > x.name):
-                yield (f"        if ({name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)) "
-                       f"return {name}_ERROR_OVERLAP;")  # fmt: skip
-    yield "    }"
+        others = [y for y in signature.arrays if y not in results[: results.index(x) + 1]]
+        conditions += [f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)" for y in others]
+    yield from (f"    if ({condition}) return {name}_ERROR_OVERLAP;" for condition in conditions)
+
+
+def _self_overlaps(name: str, x: Array) -> Iterator[str]:
+    """Yield the conditions under which elements of an array share memory, in C: a stride that its rows exceed."""
+    for axis, stride in enumerate(x.strides):
+        if isinstance(stride, str):
+            is_batch = len(x.strides) == 3 and axis == 0
+            inner = [i for i, s in enumerate(x.strides) if i != axis and (is_batch or s == 1)]
+            yield f"{_size(x, axis)} > 1 && x->{stride} < {_elements(name, x, inner)}"
 
 
 def _size(x: Array, axis: int) -> str:
+    """Return the size of an array along an axis, in C."""
     size, by = x.sizes[axis]
     return f"x->{size}" + f" / {by}" * (by > 1) if isinstance(size, str) else f"{size}"
 
@@ -201,7 +203,7 @@ def _launch(name: str, i: int, launch: Launch) -> str:
     maps = kernel.parameter_kinds.count("tensor_map")
     if maps:
         lines += [
-            "typedef struct { unsigned char bytes[128]; } map; /* a CUtensorMap, which C99 does not align to 64 bytes */",
+            "typedef struct { unsigned char bytes[128]; } map; /* a CUtensorMap, which C99 does not align */",
             f"map storage[{maps + 1}], *const maps = (map *)(((uintptr_t)storage + 63) & ~(uintptr_t)63);",
         ]
     for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
@@ -230,5 +232,5 @@ def _launch(name: str, i: int, launch: Launch) -> str:
 def _encode(name: str, fields: str, place: str, x: TensorMap) -> str:
     """Return the statement that encodes a tensor map, whose numbers begin with `fields`."""
     numbers = [fields + y for y in FIELDS]
-    kind, swizzle = tensor_map_names(x.dtype, x.swizzle)
-    return f"{name}_TRY_({name}_encode_(kernels, {place}, {kind}, {swizzle}, {', '.join(numbers)}));"
+    kind, _ = tensor_map_names(x.dtype, x.swizzle)
+    return f"{name}_TRY_({name}_encode_(kernels, {place}, {kind}, {', '.join(numbers)}));"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Union
 
 from gemmsmith.core.integers import ceil_div
@@ -12,7 +13,7 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 
-FIELDS = ("address", *(f"extent{i}" for i in range(3)), "stride1", "stride2", *(f"box{i}" for i in range(3)))
+FIELDS = ("address", *(f"extent{i}" for i in range(3)), "stride1", "stride2", *(f"box{i}" for i in range(3)), "swizzle")
 """The numbers of a tensor map."""
 COMPUTE = OPERATIONS | {"ceil_div": ceil_div}
 _Slot = tuple[str, str]
@@ -35,8 +36,8 @@ class Program:
         operations: (operation, numbers of earlier ones or constants), of COMPUTE, "variable" with its name,
             "constant" with its value, and "select" with a condition and what it is if that is true, and if not.
         slots: The kernels that may be launched, in their order, each with a launch that is an example.
-        outputs: The number of the operation of each output by its name: "error", 1 if nothing can be
-            launched; "workspace_bytes", "flag_bytes"; and of each slot "clusters", 0 if it is not launched, and its arguments.
+        outputs: The number of the operation of each output by its name: "error", 1 if nothing can be launched;
+            "workspace_bytes", "flag_bytes"; and of each slot "clusters", 0 if it is not launched, and its arguments.
     """
 
     def __init__(self, paths: Iterable[tuple[Outcomes, _Leaf]]) -> None:
@@ -47,7 +48,8 @@ class Program:
         root = _tree(paths)
         found = [end for _, end in paths if not isinstance(end, str)]
         self.slots = _slots(found)
-        self.outputs = {"error": self._merge(root, self._error, self._constant(1))}
+        error = self._merge(root, lambda end: self._constant(isinstance(end, str)), self._constant(1))
+        self.outputs = {"error": self._constant(1) if error is None else error}
         self.outputs["workspace_bytes"] = self._of_launches(root, lambda x: self._value(x.workspace_bytes))
         self.outputs["flag_bytes"] = self._of_launches(root, lambda x: self._value(x.flag_bytes))
         for i, (slot, example) in enumerate(self.slots.items()):
@@ -72,13 +74,9 @@ class Program:
         for name, x in example.arguments.items():
             if kinds[name] in ("f32", "cluster_permutation"):
                 continue
-            if isinstance(x, TensorMap):
-                for field in FIELDS:
-                    get = of_slot(lambda launch, name=name, field=field: self._field(launch.arguments[name], field))
-                    self.outputs[f"{i}.{name}.{field}"] = self._of_launches(root, get)
-            else:
-                get = of_slot(lambda launch, name=name: self._value(launch.arguments[name]))
-                self.outputs[f"{i}.{name}"] = self._of_launches(root, get)
+            for field in FIELDS if isinstance(x, TensorMap) else ("",):
+                get = of_slot(partial(self._argument, name, field))
+                self.outputs[f"{i}.{name}" + f".{field}" * bool(field)] = self._of_launches(root, get)
 
     def _of_launches(self, root: Node | _Leaf, get: Callable[[Launches], int | None]) -> int:
         """Return the operation of a number of the launches; where there are none it may be any."""
@@ -94,14 +92,10 @@ class Program:
             return false if true is None else true
         return self._add("select", self._value(x.comparison), true, false)
 
-    def _error(self, end: _Leaf) -> int:
-        """Return the operation of the error of a path."""
-        return self._constant(isinstance(end, str))
-
-    def _field(self, x: Any, field: str) -> int:
-        """Return the operation of a number of a tensor map."""
-        values = (x.address, *x.extents, *x.strides, *x.box)
-        return self._value(values[FIELDS.index(field)])
+    def _argument(self, name: str, field: str, launch: Launch) -> int:
+        """Return the operation of an argument, or of a number of a tensor map."""
+        x: Any = launch.arguments[name]
+        return self._value((x.address, *x.extents, *x.strides, *x.box, x.swizzle)[FIELDS.index(field)] if field else x)
 
     def _value(self, x: Any) -> int:
         """Return the operation of an integer, an expression, or an address."""

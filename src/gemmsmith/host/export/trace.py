@@ -2,7 +2,8 @@
 
 `explore` computes the launches of many random problems, each of which notes the comparisons that it makes. Problems
 with the same outcomes have the same launches but for their values, whose expressions are known. What no problem
-reached is refused by the header. Sources: concolic testing (Godefroid et al., "DART", 2005) and coverage-guided fuzzing.
+reached is refused by the header. Sources: concolic testing (Godefroid, Klarlund, Sen, "DART", 2005), and fuzzing guided
+by coverage.
 """
 
 from __future__ import annotations
@@ -126,11 +127,15 @@ class Signature:
             others = [a for a in axes[-2:] if a[2] not in (0, 1)]
             kind = "batch_stride" if i == len(axes) - 3 else "stride" if len(others) == 1 else f"{dim}_stride"
             strides.append(f"{name}_{kind}")
-        for i, stride in enumerate(strides):
-            if isinstance(stride, str):
-                inner = [(e, s) for e, s in zip(extents, strides, strict=True) if s != stride]
-                bound = MAX_STRIDE_BYTES // x.dtype.bytes - 1
-                self.variables.append(Variable(stride, f"elements of {name}", 1, bound, _stride_of(inner, i, x)))
+        axis_of_batch = len(axes) - 3
+        for i in reversed(range(len(axes))):
+            if isinstance(step := strides[i], str):
+                inner = [j for j in range(len(axes)) if j != i and (i == axis_of_batch or strides[j] == 1)]
+                draw = partial(
+                    _stride, [(extents[j], strides[j]) for j in inner], x.dtype.elements_in(TMA_ALIGNMENT_BYTES)
+                )
+                most = MAX_STRIDE_BYTES // x.dtype.bytes - 1
+                self.variables.append(Variable(step, f"elements of {name}", 1, most, draw))
         self.arrays.append(Array(name, x, tuple(extents), tuple(strides)))
 
     def draw(self, dice: random.Random) -> Values:
@@ -226,17 +231,16 @@ def _address(dice: random.Random, _: Values) -> int:
     return dice.randrange(1, 1 << 40) * TMA_ALIGNMENT_BYTES
 
 
-def _stride_of(
-    inner: list[tuple[tuple[str | int, int], str | int]], axis: int, x: ArrayInfo
-) -> Callable[[random.Random, Values], int]:
-    """Return the function that draws a stride: about the product of the sizes of the dimensions within it."""
-    is_batch, aligned = axis == len(x.shape) - 3, x.dtype.elements_in(TMA_ALIGNMENT_BYTES)
+def _stride(
+    inner: list[tuple[tuple[str | int, int], str | int]], multiple: int, dice: random.Random, values: Values
+) -> int:
+    """Return a random stride: a multiple that reaches over the dimensions within it, of which `inner` has size, stride.
 
-    def draw(dice: random.Random, values: Values) -> int:
-        length = 1
-        for (size, by), stride in inner:
-            if is_batch or stride == 1:
-                length *= (values[size] if isinstance(size, str) else size) // by
-        return round_up(max(length, 1), aligned) + aligned * dice.choice((0, 0, dice.randrange(8)))
+    They are as in `Array`, and their strides were drawn before.
+    """
 
-    return draw
+    def value(x: str | int) -> int:
+        return values[x] if isinstance(x, str) else x
+
+    length = 1 + sum(max(value(size) // by - 1, 0) * value(stride) for (size, by), stride in inner)
+    return round_up(length, multiple) + multiple * dice.choice((0, 0, dice.randrange(8)))
