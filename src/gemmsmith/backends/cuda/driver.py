@@ -209,17 +209,23 @@ def _tensor_map_codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
     """Return the driver's codes for a tensor map: dtype, swizzle, element strides, interleave, L2 promotion, fill."""
     from cuda.bindings import driver as cu
 
-    element = {  # TMA copies bytes: types that the driver does not have are copied as UINT8
-        BF16: "BFLOAT16", FP16: "FLOAT16", FP32: "FLOAT32", TF32: "FLOAT32", INT32: "INT32",
-        E4M3: "UINT8", E5M2: "UINT8", INT8: "UINT8", BOOL: "UINT8",
-    }[dtype]  # fmt: skip
-    mode = f"{swizzle}B" if swizzle else "NONE"
+    element, mode = tensor_map_names(dtype, swizzle)
     # L2 promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, and no fewer from DRAM.
     return (
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{element}"),
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{mode}"),
+        getattr(cu.CUtensorMapDataType, element),
+        getattr(cu.CUtensorMapSwizzle, mode),
         [cu.cuuint32_t(1)] * MAX_TENSOR_MAP_RANK,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+
+
+def tensor_map_names(dtype: DType, swizzle: int) -> tuple[str, str]:
+    """Return the driver's names of a tensor map's dtype and swizzle."""
+    element = {  # TMA copies bytes: types that the driver does not have are copied as UINT8
+        BF16: "BFLOAT16", FP16: "FLOAT16", FP32: "FLOAT32", TF32: "FLOAT32", INT32: "INT32",
+        E4M3: "UINT8", E5M2: "UINT8", INT8: "UINT8", BOOL: "UINT8",
+    }[dtype]  # fmt: skip
+    mode = f"{swizzle}B" if swizzle else "NONE"
+    return f"CU_TENSOR_MAP_DATA_TYPE_{element}", f"CU_TENSOR_MAP_SWIZZLE_{mode}"

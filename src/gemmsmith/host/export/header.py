@@ -1,0 +1,236 @@
+"""The C header of a plan: header.h with its parts filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.driver import tensor_map_names
+from gemmsmith.core.chip import Chip
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.host.export.program import FIELDS, Program
+from gemmsmith.host.export.trace import Array, Signature
+from gemmsmith.hw.cluster import MAX_CLUSTERS
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Launch
+
+FUNCTIONS = {
+    "+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "ceil_div": "ceil_div", "<<": "shl", ">>": "shr",
+    "neg": "neg", "bit_length": "bit_length",
+}  # fmt: skip
+"""Operations of a Program that are functions in C; the others are C's operators."""
+C_TYPES = {
+    "i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "u64": "uint64_t", "pointer": "uint64_t",
+    "fast_divmod": "uint64_t", "f32": "float",
+}  # fmt: skip
+"""Types of parameters by their kinds."""
+
+
+def make_header(name: str, signature: Signature, program: Program) -> str:
+    """Return the header of a plan, with its cubins.
+
+    Args:
+        name: The prefix of its functions.
+        signature: The arguments.
+        program: The launches.
+
+    Raises:
+        ArgumentError: The name is no C identifier.
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise ArgumentError(f"name: got {name!r}; use a C identifier that begins with a letter, such as 'my_gemm'")
+    planned = signature.planned
+    kernels = [x.kernel for x in program.slots.values()]
+    parts = {
+        "about": f"{name}: out = epilogue(a @ b), {planned.config}. Made by gemmsmith; see {name}.cu for the kernel.",
+        "arguments": "\n".join(_arguments(signature)),
+        "numbers": "\n".join(f"    int64_t {_field(x)};" for x in list(program.outputs)[3:]),
+        "operations": "\n".join(_operations(name, signature, program)),
+        "checks": "\n".join(_checks(name, signature)),
+        "images": "\n".join([_order(name), *(_image(name, i, kernel) for i, kernel in enumerate(kernels))]),
+        "kernels": "\n".join(_kernel(name, i, kernel) for i, kernel in enumerate(kernels)),
+        "count": f"{len(kernels)}",
+        "target": kernels[0].chip.target,
+        "device": _device(kernels[0].chip),
+        "launches": "\n".join(_launch(name, i, x) for i, x in enumerate(program.slots.values())),
+        "name": name,
+    }
+    text = Path(__file__).with_name("header.h").read_text("utf-8")
+    for part, value in parts.items():
+        text = text.replace(f"<!-- {part} -->", value)
+    return text
+
+
+def _arguments(signature: Signature) -> Iterator[str]:
+    """Yield the members of the struct of arguments."""
+    arrays = {x.name: x for x in signature.arrays}
+    for x in signature.variables:
+        if array := arrays.get(x.name):
+            yield f"    {'' if array.info.writable else 'const '}void *{x.name}; /* {_shape(array)} */"
+        else:
+            yield f"    int64_t {x.name};" + f" /* {x.what} */" * bool(x.what)
+    for name in signature.numbers:
+        yield f"    float {name};"
+
+
+def _shape(x: Array) -> str:
+    """Return an array's dtype, shape and strides, for a comment."""
+    sizes = ", ".join(f"{size}" + f" / {by}" * (by > 1) for size, by in x.sizes)
+    strides = ", ".join(map(str, x.strides))
+    return f"{x.info.dtype} ({sizes}), strides ({strides})" if x.sizes else f"{x.info.dtype}, one"
+
+
+def _field(output: str) -> str:
+    """Return the member of the struct of numbers for an output."""
+    slot, _, rest = output.partition(".")
+    return f"k{slot}_{rest.replace('.', '_')}" if rest else slot
+
+
+def _operations(name: str, signature: Signature, program: Program) -> Iterator[str]:
+    """Yield the statements that compute the outputs."""
+    addresses = {x.name for x in signature.arrays} | {"workspace", "flags"}
+    for i in program.needed():
+        op, *operands = program.operations[i]
+        if op == "constant":
+            continue
+        if op == "variable":
+            text = f"(int64_t)(intptr_t)x->{operands[0]}" if operands[0] in addresses else f"x->{operands[0]}"
+        elif op == "select":
+            text = "{} ? {} : {}".format(*(_value(program, x) for x in operands))
+        elif op in FUNCTIONS:
+            text = f"{name}_{FUNCTIONS[op]}_({', '.join(_value(program, x) for x in operands)})"
+        else:
+            text = f" {op} ".join(_value(program, x) for x in operands)
+        yield f"    const int64_t v{i} = {text};"
+    for output, number in program.outputs.items():
+        yield f"    out->{_field(output)} = {_value(program, number)};"
+
+
+def _value(program: Program, i: int) -> str:
+    """Return an operation's result in C."""
+    op, *operands = program.operations[i]
+    return (
+        f"INT64_C({operands[0]})"
+        if op == "constant" and abs(operands[0]) >= 1 << 31
+        else (f"{operands[0]}" if op == "constant" else f"v{i}")
+    )
+
+
+def _checks(name: str, signature: Signature) -> Iterator[str]:
+    """Yield the statements that check the arguments' bounds, leave if there is nothing to do, and refuse overlaps."""
+    addresses = {x.name for x in signature.arrays}
+    sizes = [x.name for x in signature.variables if x.name in ("batch", "m", "n")]
+    for v in signature.variables:
+        if v.name in addresses:
+            condition = f"!x->{v.name} || (uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
+        else:
+            condition = f"x->{v.name} < {0 if v.name in sizes else v.least} || x->{v.name} > INT64_C({v.most})"
+        yield f"    if ({condition}) return {name}_ERROR_SIZE;"
+    yield f"    if ({' || '.join(f'!x->{x}' for x in sizes)}) return {name}_OK;"
+    for x in signature.arrays:
+        yield f"    const int64_t {x.name}_bytes = {_bytes(name, x)};"
+    results = [x for x in signature.arrays if x.info.writable]
+    conditions = [condition for x in results for condition in _self_overlaps(name, x)]
+    for x in results:
+        others = [y for y in signature.arrays if y not in results[: results.index(x) + 1]]
+        conditions += [f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)" for y in others]
+    yield from (f"    if ({condition}) return {name}_ERROR_OVERLAP;" for condition in conditions)
+
+
+def _self_overlaps(name: str, x: Array) -> Iterator[str]:
+    """Yield the conditions under which elements of an array share memory, in C: a stride that its rows exceed."""
+    for axis, stride in enumerate(x.strides):
+        if isinstance(stride, str):
+            is_batch = len(x.strides) == 3 and axis == 0
+            inner = [i for i, s in enumerate(x.strides) if i != axis and (is_batch or s == 1)]
+            yield f"{_size(x, axis)} > 1 && x->{stride} < {_elements(name, x, inner)}"
+
+
+def _size(x: Array, axis: int) -> str:
+    """Return the size of an array along an axis, in C."""
+    size, by = x.sizes[axis]
+    return f"x->{size}" + f" / {by}" * (by > 1) if isinstance(size, str) else f"{size}"
+
+
+def _elements(name: str, x: Array, axes: Sequence[int]) -> str:
+    """Return the elements from the first to the last one along some axes, in C."""
+    text = "1"
+    for axis in axes:
+        stride = x.strides[axis]
+        step = f"x->{stride}" if isinstance(stride, str) else f"{stride}"
+        text = f"{name}_add_({text}, {name}_mul_({_size(x, axis)} - 1, {step}))"
+    return text
+
+
+def _bytes(name: str, x: Array) -> str:
+    """Return the bytes from the first to the last of an array, in C; 0 if it is empty."""
+    count = f"{name}_mul_({_elements(name, x, range(len(x.sizes)))}, {x.info.itemsize})"
+    empty = [f"x->{size}" for size, _ in x.sizes if size == "k"]
+    return f"{empty[0]} ? {count} : 0" if empty else count
+
+
+def _order(name: str) -> str:
+    """Return the order of the clusters: the identity, which is right on any device."""
+    return f"static const uint16_t {name}_order_[] = {{{', '.join(map(str, range(MAX_CLUSTERS)))}}};"
+
+
+def _image(name: str, i: int, kernel: Kernel) -> str:
+    """Return a kernel's cubin as an array."""
+    cubin = compile_source(kernel.source, kernel.name, kernel.chip.target).cubin
+    rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
+    return f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
+
+
+def _kernel(name: str, i: int, x: Kernel) -> str:
+    """Return a kernel's row of the table."""
+    return f'    {{{name}_image_{i}_, "{x.name}", {x.threads}, {x.cluster[0]}, {x.shared_bytes}}},'
+
+
+def _device(chip: Chip) -> str:
+    """Return the condition for a device that can run cubins of a chip."""
+    major, minor = divmod(chip.capability, 10)
+    return f"major == {major} && minor {'==' if chip.target.endswith('a') else '>='} {minor}"
+
+
+def _launch(name: str, i: int, launch: Launch) -> str:
+    """Return the block that launches a kernel if it has work."""
+    kernel, encoded = launch.kernel, list[str]()
+    lines, parameters = [f"int64_t clusters = n.k{i}_clusters;"], list[str]()
+    maps = kernel.parameter_kinds.count("tensor_map")
+    if maps:
+        lines += [
+            "typedef struct { unsigned char bytes[128]; } map; /* a CUtensorMap, which C99 does not align */",
+            f"map storage[{maps + 1}], *const maps = (map *)(((uintptr_t)storage + 63) & ~(uintptr_t)63);",
+        ]
+    for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
+        x = launch.arguments[p.name or ""]
+        if isinstance(x, TensorMap):
+            parameters.append(f"maps + {len(encoded)}")
+            encoded.append(_encode(name, f"n.k{i}_{p.name}_", parameters[-1], x))
+        elif kind == "cluster_permutation":
+            parameters.append(f"(void *){name}_order_")
+        else:
+            c_type = C_TYPES[kind]
+            value = f"x->{x.name}" if kind == "f32" and isinstance(x, Pointer) else f"({c_type})n.k{i}_{p.name}"
+            lines.append(f"{c_type} p_{p.name} = {value if not isinstance(x, float) else repr(x) + 'f'};")
+            parameters.append(f"&p_{p.name}")
+    lines += [f"void *parameters[] = {{{', '.join(parameters)}}};", *encoded]
+    if kernel.persistent:
+        lines.append(f"if (clusters > kernels->resident[{i}]) clusters = kernels->resident[{i}];")
+        if "cluster_permutation" in kernel.parameter_kinds:
+            wave = f"(kernels->sms / {kernel.cluster[0]})"
+            whole = f"{MAX_CLUSTERS} / {wave} ? {MAX_CLUSTERS} / {wave} * {wave} : {MAX_CLUSTERS}"
+            lines.append(f"if (clusters > {MAX_CLUSTERS}) clusters = {whole};")
+    lines += [f"{name}_TRY_({name}_start_(kernels, {i}, clusters, launched, stream, parameters));", "launched = 1;"]
+    return "\n".join([f"    if (n.k{i}_clusters > 0) {{", *(f"        {x}" for x in lines), "    }"])
+
+
+def _encode(name: str, fields: str, place: str, x: TensorMap) -> str:
+    """Return the statement that encodes a tensor map, whose numbers begin with `fields`."""
+    numbers = [fields + y for y in FIELDS]
+    kind, _ = tensor_map_names(x.dtype, x.swizzle)
+    return f"{name}_TRY_({name}_encode_(kernels, {place}, {kind}, {', '.join(numbers)}));"

@@ -1,0 +1,246 @@
+"""What a plan launches, as a function of sizes, strides and addresses, found by running Python on Symbols.
+
+`explore` computes the launches of many random problems, each of which notes the comparisons that it makes. Problems
+with the same outcomes have the same launches but for their values, whose expressions are known. What no problem
+reached is refused by the header. Sources: concolic testing (Godefroid, Klarlund, Sen, "DART", 2005), and fuzzing guided
+by coverage.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from gemmsmith.arrays import ArrayInfo
+from gemmsmith.binding.binding import Binding
+from gemmsmith.binding.matrices import orient_problem
+from gemmsmith.core.errors import ArgumentError, GemmsmithError
+from gemmsmith.core.frozen import changed
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
+from gemmsmith.core.symbol import Expression, Outcomes, Symbol, traced
+from gemmsmith.host.launch_sequence import build_launches
+from gemmsmith.host.planned_gemm import PlannedGemm
+from gemmsmith.lang.launch import Launches
+
+MAX_RUNS, RUNS_WITHOUT_NEWS = 20_000, 1_000
+"""Problems that are tried at most, and how many without a new path end the search. Chosen."""
+MAX_DRAWN = 1 << 13
+SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512,
+         513, 1000, 1024, 4096, 5000)  # fmt: skip
+"""Sizes that are tried besides random ones: next to those of tiles and boxes."""
+MAX_ADDRESS = 1 << 57
+OTHER_LAYOUT = "arrays of another layout or alignment than the plan's; export a plan of arrays like these"
+
+Values = dict[str, int]
+
+
+class Variable(NamedTuple):
+    """A number that the caller of the header passes.
+
+    Attributes:
+        name: Its name.
+        what: A comment.
+        least, most: Its bounds.
+        draw: Returns a random value, given a generator and the values of the variables before it.
+    """
+
+    name: str
+    what: str
+    least: int
+    most: int
+    draw: Callable[[random.Random, Values], int]
+
+
+class Array(NamedTuple):
+    """An array that the caller passes: for each dimension its size, and its stride in elements.
+
+    Both are the names of variables, or numbers; a size may be a variable divided by a number.
+    """
+
+    name: str
+    info: ArrayInfo
+    sizes: tuple[tuple[str | int, int], ...]
+    strides: tuple[str | int, ...]
+
+
+class Path(NamedTuple):
+    """Outcomes of comparisons, and what is launched if they are so: launches of Symbols, or why nothing can be."""
+
+    outcomes: Outcomes
+    launches: Launches | str
+
+
+@dataclass
+class Signature:
+    """The arguments of an exported plan: variables, and the arrays that they describe.
+
+    `numbers`: names of numbers that the epilogue takes, as fp32.
+    """
+
+    planned: PlannedGemm
+    variables: list[Variable] = field(default_factory=list)
+    arrays: list[Array] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, planned: PlannedGemm) -> Signature:
+        """Return the signature of a plan. Raises ArgumentError if the plan cannot be exported."""
+        binding, self = planned.binding, cls(planned)
+        _check_exportable(binding)
+        (*batch, m, n), k = binding.shape, binding.a.shape[-1]
+        sizes = dict(zip(("batch",), batch, strict=False)) | {"m": m, "n": n, "k": k}
+        for name, size in sizes.items():
+            if size < 2:
+                raise ArgumentError(f"a, b: got {name} = {size}; export a plan for at least 2, which serves any {name}")
+            self.variables.append(Variable(name, "", int(name != "k"), MAX_EXTENT, partial(_size, name)))
+        dims = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n")}
+        for name, x in binding.arguments.items():
+            if isinstance(x, ArrayInfo):
+                self._add_array(name, x, dims.get(name, ("batch", "m", "n")), sizes, name in ("a", "b"))
+            else:
+                self.numbers.append(name)
+        return self
+
+    def _add_array(
+        self, name: str, x: ArrayInfo, dims: tuple[str, ...], sizes: Mapping[str, int], is_whole: bool
+    ) -> None:
+        """Add an array whose last dimensions are, or are broadcast along, `dims`. `is_whole`: rows, columns are."""
+        extents: list[tuple[str | int, int]] = []
+        strides: list[str | int] = []
+        axes = list(zip(dims[-len(x.shape) :], x.shape, x.strides, strict=True)) if x.shape else []
+        self.variables.append(Variable(name, f"{x.dtype}", 1, MAX_ADDRESS, _address))
+        for i, (dim, size, stride) in enumerate(axes):
+            whole = sizes.get(dim, 1)
+            is_broadcast = size == 1 and not (is_whole and i >= len(axes) - 2)
+            if not is_broadcast and (not size or whole % size):
+                raise ArgumentError(
+                    f"{name}: got the shape {x.shape}; export needs sizes that divide m, n or the batch"
+                )
+            extents.append((1, 1) if is_broadcast else (dim, whole // size))
+            if is_broadcast or stride in (0, 1):
+                strides.append(stride)
+                continue
+            others = [a for a in axes[-2:] if a[2] not in (0, 1)]
+            kind = "batch_stride" if i == len(axes) - 3 else "stride" if len(others) == 1 else f"{dim}_stride"
+            strides.append(f"{name}_{kind}")
+        axis_of_batch = len(axes) - 3
+        for i in reversed(range(len(axes))):
+            if isinstance(step := strides[i], str):
+                inner = [j for j in range(len(axes)) if j != i and (i == axis_of_batch or strides[j] == 1)]
+                draw = partial(
+                    _stride, [(extents[j], strides[j]) for j in inner], x.dtype.elements_in(TMA_ALIGNMENT_BYTES)
+                )
+                most = MAX_STRIDE_BYTES // x.dtype.bytes - 1
+                self.variables.append(Variable(step, f"elements of {name}", 1, most, draw))
+        self.arrays.append(Array(name, x, tuple(extents), tuple(strides)))
+
+    def draw(self, dice: random.Random) -> Values:
+        """Return random values of the variables."""
+        values: Values = {}
+        for x in self.variables:
+            values[x.name] = x.draw(dice, values)
+        return values
+
+    def bind(self, values: Mapping[str, int]) -> Binding:
+        """Return the plan's binding for other values, which may be Symbols."""
+        binding = self.planned.binding
+
+        def value(x: str | int) -> int:
+            return values[x] if isinstance(x, str) else x
+
+        arguments = dict(binding.arguments)
+        for x in self.arrays:
+            shape = tuple(value(size) if by == 1 else value(size) // by for size, by in x.sizes)
+            strides = tuple(map(value, x.strides))
+            arguments[x.name] = x.info._replace(shape=shape, strides=strides, address=values[x.name])
+        shape = tuple(values[name] for name in ("batch", "m", "n") if name in values)
+        oriented = orient_problem(
+            binding.spec.with_graph(binding.graph), arguments, shape, binding.out_dtype, binding.multiplication,
+            binding.scale_granularity, binding.product, binding.grouping, 0, swapped=binding.swapped,
+        )  # fmt: skip
+        return changed(binding, arguments=arguments, shape=shape, **oriented._asdict())
+
+    def launches(self, values: Mapping[str, int]) -> Launches | str:
+        """Return what the plan's kernel launches for these values, or why it does not."""
+        try:
+            binding = self.bind(values)
+            if binding.kernel_spec(self.planned.config) != self.planned.spec:
+                return OTHER_LAYOUT
+            return build_launches(binding, self.planned.spec)
+        except GemmsmithError as error:
+            return OTHER_LAYOUT if isinstance(values["m"], Symbol) else f"{error}"
+
+    def trace(self, values: Values) -> Path:
+        """Return the path of these values."""
+        with traced({x.name: (x.least, x.most) for x in self.variables}) as outcomes:
+            symbols = {name: Symbol(x, Expression(name)) for name, x in values.items()}
+            return Path(outcomes, self.launches(symbols))
+
+    def explore(self, seed: int = 0) -> list[Path]:
+        """Return all paths that a search finds, each once: it changes single values of problems that took new ones."""
+        dice = random.Random(seed)
+        paths: dict[tuple[tuple[Expression, bool], ...], Path] = {}
+        corpus = [self.draw(dice)]
+        last_news = 0
+        for run in range(MAX_RUNS):
+            if run - last_news > RUNS_WITHOUT_NEWS:
+                break
+            values = self.draw(dice)
+            if run % 4:
+                start, changing = dice.choice(corpus), dice.sample(self.variables, dice.choice((1, 1, 2)))
+                values = start | {x.name: values[x.name] for x in changing}
+            path = self.trace(values)
+            key = tuple(path.outcomes.items())
+            if key not in paths:
+                paths[key], last_news = path, run
+                corpus.append(values)
+        return list(paths.values())
+
+
+def _check_exportable(binding: Binding) -> None:
+    """Raise ArgumentError if a header cannot bind the arrays of a plan yet."""
+    graph = binding.graph
+    refused = {
+        "a grouped GEMM": binding.grouping is not None,
+        "a design with arrays of its own": binding.product is not None and binding.grouping is None,
+        "block scales": bool(binding.scale_granularity),
+        "a reduction": any(graph.is_reduction(r) for r in graph.results),
+        "a constant result": any(graph.constant_operand_of(r) is not None for r in graph.results),
+        "two arrays as b": any(isinstance(x, ArrayInfo) and x.interleave_stride for x in binding.arguments.values()),
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise ArgumentError(f"plan: got one with {what}; plans of a GEMM with or without an elementwise epilogue, "
+                                "whose results are matrices, can be exported")  # fmt: skip
+
+
+def _size(name: str, dice: random.Random, _: Values) -> int:
+    """Return a random size, often one next to those of tiles; not 0 but for k, since nothing is launched then."""
+    if name == "batch":
+        return dice.randrange(1, 5)
+    size = dice.choice((dice.choice(SIZES), dice.randrange(1, MAX_DRAWN), 8 * dice.randrange(1, MAX_DRAWN // 8)))
+    return 0 if name == "k" and dice.random() < 0.05 else size
+
+
+def _address(dice: random.Random, _: Values) -> int:
+    """Return a random address, which is mostly aligned."""
+    return dice.randrange(1, 1 << 40) * TMA_ALIGNMENT_BYTES
+
+
+def _stride(
+    inner: list[tuple[tuple[str | int, int], str | int]], multiple: int, dice: random.Random, values: Values
+) -> int:
+    """Return a random stride: a multiple that reaches over the dimensions within it, of which `inner` has size, stride.
+
+    They are as in `Array`, and their strides were drawn before.
+    """
+
+    def value(x: str | int) -> int:
+        return values[x] if isinstance(x, str) else x
+
+    length = 1 + sum(max(value(size) // by - 1, 0) * value(stride) for (size, by), stride in inner)
+    return round_up(length, multiple) + multiple * dice.choice((0, 0, dice.randrange(8)))

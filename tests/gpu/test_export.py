@@ -1,0 +1,103 @@
+"""An exported header computes what Python does, bit for bit, and the example in C is right."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config
+
+torch = pytest.importorskip("torch")
+HOME = next((x for x in ("/usr/local/cuda", "/opt/cuda") if Path(x, "include/cuda.h").exists()), None)
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(not (HOME and shutil.which("gcc")), reason="needs gcc and cuda.h"),
+]  # fmt: skip
+EXAMPLE = Path(__file__).parents[2] / "examples/export/gemm.c"
+
+LIBRARY = """
+#include <dlfcn.h>
+#include "gemm.h"
+static gemm_driver driver;
+static gemm_kernels kernels;
+static void *find(void *library, const char *name) { return dlsym(library, name); }
+int load(void) {
+    return gemm_find_driver(&driver, find, dlopen("libcuda.so.1", RTLD_NOW)) ? gemm_load(&kernels, &driver) : -1;
+}
+int launch(const gemm_args *x, void *stream) { return gemm_launch(&kernels, x, (CUstream)stream); }
+int64_t workspace_bytes(const gemm_args *x) { return gemm_workspace_bytes(x); }
+int64_t flag_bytes(const gemm_args *x) { return gemm_flag_bytes(x); }
+"""
+
+
+def random_matrix(rows: int, columns: int, layout: str = "n", dtype: Any = torch.bfloat16) -> torch.Tensor:
+    """With rows (columns, of layout t) that are aligned to 16 bytes, and further apart than they are long."""
+    outer, inner = (rows, columns) if layout == "n" else (columns, rows)
+    x = torch.randn(outer, (inner + 7) // 8 * 8 + 8, device="cuda").to(dtype)[:, :inner]
+    return x if layout == "n" else x.t()
+
+
+def scaled(acc: Any, bias: Any, alpha: Any) -> Any:
+    return ((acc + bias) * alpha).relu()
+
+
+@pytest.mark.parametrize(("layout", "config", "is_fused"), [
+    ("nt", None, False), ("nn", None, True), ("tn", Config("pingpong", (128, 128, 64), (1, 2), 4), True),
+    ("nt", Config("cooperative", (128, 128, 64), (2, 1), 4, splits=3), False),
+    ("tt", Config("cooperative", (128, 64, 64), (1, 1), 4, splits=0), False),
+    ("nt", Config("cooperative", (128, 64, 64), (1, 1), 4, cluster_splits=2, swap_ab=True), True),
+])  # fmt: skip
+def test_bits_are_pythons(layout: str, config: Config | None, is_fused: bool, tmp_path: Path) -> None:
+    a, b = random_matrix(512, 1024, layout[0]), random_matrix(1024, 768, layout[1])
+    operands = {"bias": torch.randn(768, device="cuda"), "alpha": 0.5} if is_fused else {}
+    plan = gemmsmith.plan(a, b, epilogue=scaled if is_fused else None, config=config, **operands)
+    about = json.loads(plan.export(tmp_path, "gemm").with_suffix(".json").read_text())
+    (tmp_path / "library.c").write_text(LIBRARY)
+    command = ["gcc", "-shared", "-fPIC", f"-I{HOME}/include", "library.c", "-o", "library.so", "-ldl"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    library = ctypes.CDLL(str(tmp_path / "library.so"))
+    library.workspace_bytes.restype = library.flag_bytes.restype = ctypes.c_int64
+    addresses = {x["name"] for x in about["arrays"]}
+    fields = [(x["name"], ctypes.c_void_p if x["name"] in addresses else ctypes.c_int64) for x in about["variables"]]
+    fields += [(name, ctypes.c_float) for name in about["numbers"]]
+    fields += [("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_int64)]
+    fields += [("flags", ctypes.c_void_p), ("flag_bytes", ctypes.c_int64)]
+    arguments_type = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    torch.cuda.current_stream().synchronize()
+    assert library.load() == 0
+    flags = torch.zeros(1 << 20, device="cuda", dtype=torch.uint8)
+    for _ in range(12):
+        m, n, k = random.randrange(1, 3000), 8 * random.randrange(1, 300), random.randrange(1, 3000)
+        a, b = random_matrix(m, k, layout[0]), random_matrix(k, n, layout[1])
+        out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        x = arguments_type(m=m, n=n, k=k, a=a.data_ptr(), b=b.data_ptr(), out=out.data_ptr(), out_stride=n)
+        x.a_stride, x.b_stride = max(a.stride()), max(b.stride())
+        operands = {"bias": torch.randn(n, device="cuda"), "alpha": random.randrange(1, 9) / 8} if is_fused else {}
+        if is_fused:
+            x.in_bias, x.in_alpha = operands["bias"].data_ptr(), operands["alpha"]
+        x.workspace_bytes, x.flag_bytes = library.workspace_bytes(ctypes.byref(x)), library.flag_bytes(ctypes.byref(x))
+        workspace = torch.empty(x.workspace_bytes + 1, device="cuda", dtype=torch.uint8)
+        x.workspace, x.flags = workspace.data_ptr(), flags.data_ptr()
+        assert x.flag_bytes <= flags.numel()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert library.launch(ctypes.byref(x), stream) == 0, (m, n, k)
+        python = gemmsmith.gemm(a, b, epilogue=scaled if is_fused else None, config=plan.config, **operands)
+        assert torch.equal(out, python), (m, n, k)
+    assert not flags.any()
+
+
+def test_the_example(tmp_path: Path) -> None:
+    gemmsmith.plan(random_matrix(1024, 1024), random_matrix(1024, 1024, "t")).export(tmp_path)
+    libraries = [f"-L{x}" for x in ("/usr/local/nvidia/lib64", f"{HOME}/lib64/stubs") if Path(x).exists()]
+    command = ["gcc", "-I.", f"-I{HOME}/include", EXAMPLE, "-o", "gemm", *libraries, "-lcuda", "-ldl"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert subprocess.run([tmp_path / "gemm", "1000"], capture_output=True, text=True, check=True).stdout.endswith(
+        "768: 0 are wrong\n"
+    )

@@ -1,0 +1,76 @@
+/* A driver that prints what it gets. A tensor map is its numbers: address, extents, strides, box, dtype and swizzle. */
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int resident = 66;
+static const char *kinds_of_function[8]; /* the size of each parameter: 4, 8, t: a tensor map, o: the order */
+
+static CUresult load_data(CUmodule *module, const void *image) {
+    *module = (CUmodule)(intptr_t)image;
+    return 0;
+}
+static CUresult unload(CUmodule module) { return !module; }
+static CUresult get_function(CUfunction *function, CUmodule module, const char *name) {
+    static intptr_t count = 0;
+    *function = (CUfunction)++count;
+    return !module || !*name;
+}
+static CUresult set_attribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    return !function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value <= 48 * 1024;
+}
+static CUresult get_device(CUdevice *device) { return *device = 0; }
+static CUresult get_device_attribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT ? 132 : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+    return device;
+}
+static CUresult max_blocks(int *blocks, CUfunction function, int threads, size_t shared_bytes) {
+    *blocks = 1;
+    return !function || threads % 32 || shared_bytes > 227 * 1024;
+}
+static CUresult max_clusters(int *clusters, CUfunction function, const CUlaunchConfig *config) {
+    *clusters = resident;
+    return !function || config->gridDimX != config->attrs->value.clusterDim.x;
+}
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *extents,
+                       const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    uint64_t numbers[16] = {(uint64_t)(intptr_t)address, extents[0], extents[1], extents[2], strides[0], strides[1],
+                            box[0], box[1], box[2], (uint64_t)type, (uint64_t)swizzle};
+    if ((intptr_t)map % 64) abort(); /* as cuTensorMapEncodeTiled requires */
+    memcpy(map, numbers, sizeof numbers);
+    return rank != 3 || steps[0] != 1 || steps[2] != 1 || (int)interleave || promotion != CU_TENSOR_MAP_L2_PROMOTION_L2_128B || (int)fill;
+}
+static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    const intptr_t index = (intptr_t)function - 1;
+    const char *kind = kinds_of_function[index];
+    printf(" | %d %u %u %u %u", (int)index, config->gridDimX, config->blockDimX, config->sharedMemBytes, config->numAttrs);
+    for (; *kind; ++kind, ++parameters) {
+        uint64_t numbers[16] = {0};
+        int i, count = 1;
+        if (*kind == '4') memcpy(numbers, *parameters, 4);
+        else if (*kind == '8') memcpy(numbers, *parameters, 8);
+        else if (*kind == 't') memcpy(numbers, *parameters, sizeof numbers), count = 11;
+        else numbers[0] = ((uint16_t *)*parameters)[287];
+        for (i = 0; i < count; ++i) printf(" %llu", (unsigned long long)numbers[i]);
+    }
+    return config->gridDimY != 1 || config->gridDimZ != 1 || extra != NULL;
+}
+static void *find(void *context, const char *name) {
+    static const struct { const char *name; void (*function)(void); } all[] = {
+        {"cuModuleLoadData", (void (*)(void))load_data}, {"cuModuleUnload", (void (*)(void))unload},
+        {"cuModuleGetFunction", (void (*)(void))get_function}, {"cuFuncSetAttribute", (void (*)(void))set_attribute},
+        {"cuCtxGetDevice", (void (*)(void))get_device}, {"cuDeviceGetAttribute", (void (*)(void))get_device_attribute},
+        {"cuOccupancyMaxActiveBlocksPerMultiprocessor", (void (*)(void))max_blocks},
+        {"cuOccupancyMaxActiveClusters", (void (*)(void))max_clusters},
+        {"cuTensorMapEncodeTiled", (void (*)(void))encode}, {"cuLaunchKernelEx", (void (*)(void))launch}};
+    size_t i;
+    for (i = 0; i < sizeof all / sizeof *all; ++i)
+        if (!strcmp(all[i].name, name)) {
+            void *found;
+            memcpy(&found, &all[i].function, sizeof found);
+            return found;
+        }
+    return context;
+}

@@ -1,0 +1,254 @@
+"""An exported header launches what Python launches, whatever the sizes, strides and addresses; or it returns an error.
+
+The header is compiled with a stand-in for the driver, which prints the launches: on any machine with a C compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config, Plan, Spec
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.host.export.files import export
+from gemmsmith.host.export.trace import Signature
+from gemmsmith.lang.launch import Launches
+
+STAND_IN = Path(__file__).parent / "stand_in"
+COMPILERS = {x: shutil.which(x) for x in ("gcc", "g++", "clang")}
+STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not COMPILERS["gcc"], reason="needs gcc")]
+
+
+def plan(layout: str = "nt", dtype: str = "bf16", batch: tuple[int, ...] = (), **options: Any) -> Plan:
+    m, n, k = 512, 384, 640
+    a = Spec((*batch, m, k), dtype, _strides(batch, m, k, layout[0]))
+    return gemmsmith.plan(a, Spec((*batch, k, n), dtype, _strides(batch, k, n, layout[1])), **options)
+
+
+def _strides(batch: tuple[int, ...], rows: int, columns: int, layout: str) -> tuple[int, ...]:
+    return (rows * columns,) * len(batch) + ((columns, 1) if layout == "n" else (1, rows))
+
+
+def scaled(acc: Any, bias: Any, c: Any, alpha: Any) -> Any:
+    return ((acc + bias) * alpha + c).relu()
+
+
+def gated(acc: Any) -> Any:
+    gate, up = acc.chunk(2)
+    return gate.silu() * up
+
+
+def two(acc: Any, scale: Any) -> Any:
+    return {"half": (acc * scale).half(), "sign": acc > 0}
+
+
+VECTOR, COLUMN, MATRIX = Spec((384,), "fp32"), Spec((512, 1), "fp32"), Spec((512, 384), "bf16")
+PLANS = {
+    "chosen": lambda: plan(),
+    "tn": lambda: plan("tn", config=Config("pingpong", (128, 128, 64), (1, 2), 4)),
+    "swapped": lambda: plan(config=Config("cooperative", (128, 64, 64), (2, 1), 4, swap_ab=True)),
+    "split": lambda: plan("nn", config=Config("cooperative", (128, 128, 64), (1, 1), 4, splits=3)),
+    "stream-K": lambda: plan(config=Config("cooperative", (128, 128, 64), (2, 1), 4, splits=0)),
+    "cluster splits": lambda: plan(config=Config("cooperative", (128, 64, 64), (1, 1), 4, cluster_splits=2)),
+    "batch": lambda: plan("nn", "fp16", (3,)),
+    "epilogue": lambda: plan(epilogue=scaled, bias=VECTOR, c=MATRIX, alpha=0.5),
+    "column": lambda: plan("tt", epilogue=two, scale=COLUMN),
+    "fp8": lambda: plan(dtype="fp8_e4m3", accumulate="fast"),
+    "tma": lambda: plan(config=Config("tma", (128, 128, 64), (1, 1), 4)),
+    "tf32": lambda: plan("nn", "fp32", precision="tf32"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("headers")
+
+
+@lru_cache
+def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any], Path]:
+    """A plan's signature, the description of its header, and the program that launches what it reads."""
+    planned, prefix = PLANS[name]()._planned, "x_" + name.replace(" ", "_").replace("-", "_")
+    header = export(planned, folder, prefix)
+    about = json.loads(header.with_suffix(".json").read_text())
+    source = folder / f"{prefix}.c"
+    source.write_text(driving(prefix, about))
+    program = folder / prefix
+    compile_with("gcc", "-std=c99", *STRICT, source, "-o", program)
+    return Signature.of(planned), about, program
+
+
+def compile_with(compiler: str, *arguments: Any) -> None:
+    subprocess.run([compiler, f"-I{STAND_IN}", *map(str, arguments)], check=True)
+
+
+def driving(name: str, about: dict[str, Any]) -> str:
+    """A program that launches with each set of arguments that it reads, and prints the status and the launches."""
+    addresses = {x["name"] for x in about["arrays"]}
+    reads = [
+        f"x.{v} = {'(void *)(intptr_t)' * (v in addresses)}next();" for v in (y["name"] for y in about["variables"])
+    ]
+    reads += [f"x.{number} = (float)next() / 8;" for number in about["numbers"]]
+    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
+    kinds = ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
+    lines = "\n".join([*(f'    kinds_of_function[{i}] = "{x}";' for i, x in enumerate(kinds))])
+    return f"""
+#include "{name}.h"
+#include "driver.h"
+static int64_t next(void) {{
+    long long x;
+    if (scanf("%lld", &x) != 1) exit(0);
+    return x;
+}}
+int main(void) {{
+    {name}_driver driver;
+    {name}_kernels kernels;
+    {name}_args x;
+{lines}
+    if (!{name}_find_driver(&driver, find, NULL) || {name}_load(&kernels, &driver)) return 1;
+    for (;;) {{
+        memset(&x, 0, sizeof x);
+        {" ".join(reads)}
+        x.workspace = (void *)(intptr_t)(1LL << 58);
+        x.flags = (void *)(intptr_t)(1LL << 59);
+        x.workspace_bytes = {name}_workspace_bytes(&x);
+        x.flag_bytes = {name}_flag_bytes(&x);
+        printf("%lld %lld", (long long)x.workspace_bytes, (long long)x.flag_bytes);
+        printf(" # %d\\n", {name}_launch(&kernels, &x, NULL));
+    }}
+}}
+"""
+
+
+def run(program: Path, problems: list[list[int]]) -> list[tuple[int, list[int], list[list[int]]]]:
+    """Of each problem the status, the bytes of the workspace and of the flags, and the launches."""
+    text = "\n".join(" ".join(map(str, x)) for x in problems)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([program], input=text, capture_output=True, text=True, check=True, env=environment)
+    return list(map(_parsed, done.stdout.splitlines()))
+
+
+def _parsed(line: str) -> tuple[int, list[int], list[list[int]]]:
+    start, status = line.split(" # ")
+    needed, *launches = ([int(x) for x in part.split()] for part in start.split("|"))
+    return int(status), needed, launches
+
+
+def expected(signature: Signature, launches: Launches, values: dict[str, int], numbers: dict[str, float]) -> Any:
+    """What the stand-in prints of Python's launches."""
+    addresses = {**values, **numbers, "workspace": 1 << 58, "flags": 1 << 59}
+    result = []
+    for i, launch in enumerate(launches.all):
+        kernel, arguments = launch.kernel, launch.resolve(addresses)
+        resident = 66 if kernel.cluster[0] > 1 else 132
+        clusters = min(launch.work_clusters, resident) if kernel.persistent else launch.work_clusters
+        row = [i, clusters * kernel.cluster[0], kernel.threads, kernel.shared_bytes, int(i > 0)]
+        for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
+            row += _numbers(kind, arguments[p.name or ""])
+        result.append(row)
+    return [launches.workspace_bytes, launches.flag_bytes], result
+
+
+def _numbers(kind: str, x: Any) -> Iterator[int]:
+    if isinstance(x, TensorMap):
+        codes = {"bf16": 9, "fp16": 6, "fp32": 7, "tf32": 7}
+        yield from (x.address, *x.extents, *x.strides, *x.box, codes.get(f"{x.dtype}", 0))
+        yield {0: 0, 32: 1, 64: 2, 128: 3}[x.swizzle]
+    elif kind == "cluster_permutation":
+        yield 287
+    elif kind == "f32":
+        yield struct.unpack("<I", struct.pack("<f", x))[0]
+    else:
+        yield x % (1 << 32 if kind in ("i32", "u32") else 1 << 64)
+
+
+def arguments_of(
+    signature: Signature, values: dict[str, int], dice: random.Random
+) -> tuple[list[int], dict[str, float]]:
+    numbers = {name: dice.randrange(-80, 80) for name in signature.numbers}
+    return [*values.values(), *numbers.values()], {name: x / 8 for name, x in numbers.items()}
+
+
+def compared(name: str, folder: Path, drawn: list[dict[str, int]]) -> Counter[tuple[bool, int]]:
+    """How many problems Python can launch or not, with which status of the header, whose launches are Python's."""
+    signature, _, program = exported(name, folder)
+    dice, counts = random.Random(), Counter[tuple[bool, int]]()
+    given = [arguments_of(signature, x, dice) for x in drawn]
+    for values, (_, numbers), (status, needed, launches) in zip(
+        drawn, given, run(program, [x for x, _ in given]), strict=True
+    ):
+        is_empty = 0 in (values["m"], values["n"], values.get("batch", 1))
+        python = "" if status or is_empty else signature.launches(values)
+        if isinstance(python, str):
+            assert launches == []
+        else:
+            assert (needed, launches) == expected(signature, python, values, numbers), values
+        counts[not isinstance(signature.launches(values), str) if status else True, status] += 1
+    return counts
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_launches_are_pythons(name: str, folder: Path) -> None:
+    """For random problems: those that the kernel takes are not refused."""
+    signature, _, _ = exported(name, folder)
+    dice = random.Random()
+    counts = compared(name, folder, [signature.draw(dice) for _ in range(200)])
+    assert counts[True, 0] > 50
+    assert counts[True, 2] + counts[True, 3] <= 2  # paths that the search has not found
+
+
+@pytest.mark.parametrize("name", ["chosen", "split", "batch", "epilogue"])
+def test_wrong_arguments_are_refused(name: str, folder: Path) -> None:
+    """Any numbers: what is launched is what Python launches with the plan's kernel alone."""
+    signature, _, _ = exported(name, folder)
+    dice, drawn = random.Random(), []
+    for _ in range(500):
+        values = signature.draw(dice)
+        for x in dice.sample(signature.variables, dice.choice((1, 1, 2, 3))):
+            x_or_other = (0, 1, -1, values[x.name] + 1, values[x.name] * 3 + 2, x.most, x.most + 1)
+            values[x.name] = dice.choice((*x_or_other, 2**63 - 1, -(2**63), dice.randrange(2**62)))
+        drawn.append(values)
+    counts = compared(name, folder, drawn)
+    assert {0, 1, 2, 3} <= {status for _, status in counts}
+
+
+def test_two_headers_in_one_program(folder: Path) -> None:
+    """As C++, too; and by other compilers where they are."""
+    names = []
+    for name in ("chosen", "split"):
+        _, _, program = exported(name, folder)
+        names.append(program.name)
+    includes = "".join(f'#include "{x}.h"\n' for x in names)
+    calls = " + ".join(f"{x}_supports(&{x})" for x in names)
+    declared = " ".join(f"{x}_args {x}; memset(&{x}, 0, sizeof {x});" for x in names)
+    source = folder / "two.c"
+    source.write_text(f"{includes}int main(void) {{ {declared} return {calls} != 2; }}\n")
+    for compiler, options in (("gcc", ["-std=c99"]), ("clang", ["-std=c99"]), ("g++", ["-std=c++17", "-x", "c++"]),
+                              ("clang", ["-std=c++17", "-x", "c++"])):  # fmt: skip
+        if COMPILERS[compiler]:
+            compile_with(compiler, *options, *STRICT, source, "-o", folder / "two")
+            subprocess.run([folder / "two"], check=True)
+
+
+def test_what_cannot_be_exported() -> None:
+    """One error, which says what."""
+    for refused, error in (
+        (plan(epilogue=lambda acc: acc.sum(0)), "got one with a reduction"),
+        (gemmsmith.plan(Spec((1, 64), "bf16"), Spec((64, 64), "bf16")), "got m = 1; export a plan for at least 2"),
+    ):
+        with pytest.raises(ArgumentError, match=error):
+            refused.export("unused")
+    with pytest.raises(ArgumentError, match="name: got '2x'; use a C identifier"):
+        plan().export("unused", "2x")
