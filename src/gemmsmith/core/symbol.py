@@ -91,8 +91,9 @@ class Trace:
         first, (least, most) = self.bounds_of(x.operands[0]), self.bounds_of(x.operands[1])
         if x.op == "%" and 0 < least == most:
             return 0, most - 1
-        if x.op in ("+", "-", "*") or (x.op == "//" and least > 0):
-            corners = [_limit(OPERATIONS[x.op], a, b) for a in first for b in (least, most)]
+        is_monotonic = x.op in ("+", "-", "*") or (x.op == "//" and least > 0)
+        if is_monotonic and all(map(math.isfinite, (*first, least, most))):
+            corners = [OPERATIONS[x.op](a, b) for a in first for b in (least, most)]
             return min(corners), max(corners)
         return UNBOUNDED
 
@@ -108,19 +109,11 @@ class Trace:
             if x.op == "//" and by > 0:
                 least, most = least * by, most * by + by - 1
             elif x.op == "*" and by > 0:
-                least, most = -(-least // by), most // by
+                least = -(-least // by) if math.isfinite(least) else least
+                most = most // by if math.isfinite(most) else most
             else:
                 return
             self._narrow(x.operands[0], max(least, first[0]), min(most, first[1]))
-
-
-def _limit(operation: Callable[[float, float], float], a: float, b: float) -> float:
-    """Return the result for bounds, of which 0 times an infinite one is 0."""
-    if math.isfinite(a) and math.isfinite(b):
-        return operation(int(a), int(b))
-    if operation is operator.floordiv:
-        return a if math.isfinite(b) else 0 if a >= 0 else -1 if math.isfinite(a) else a
-    return 0 if operation is operator.mul and not (a and b) else operation(a, b)
 
 
 class Symbol(int):
@@ -154,10 +147,9 @@ class Symbol(int):
         """Return the bits of the number without its sign."""
         return _result("bit_length", self)
 
-    def __truediv__(self, other: Any) -> Any:
-        raise NotImplementedError("a float that is computed from a symbol")
-
-    __rtruediv__ = __float__ = __truediv__  # type: ignore[assignment]
+    def __int__(self, *_: Any) -> int:
+        """Raise an error, as all methods whose results would not remember."""
+        raise NotImplementedError("an operation of Python's integers that a Symbol does not remember")
 
 
 def _result(op: str, *operands: int) -> Symbol:
@@ -192,7 +184,13 @@ def _method(op: str, is_reflected: bool = False) -> Callable[[Symbol, Any], Any]
 
 for _name, _op in _METHODS.items():
     setattr(Symbol, f"__{_name}__", _method(_op))
-    setattr(Symbol, f"__r{_name}__", _method(_op, is_reflected=True))
+    if _op not in COMPARISONS:
+        setattr(Symbol, f"__r{_name}__", _method(_op, is_reflected=True))
+for _name in ("truediv", "divmod", "pow", "xor"):
+    setattr(Symbol, f"__{_name}__", Symbol.__int__)
+    setattr(Symbol, f"__r{_name}__", Symbol.__int__)
+for _name in ("float", "invert", "pos", "round", "floor", "ceil", "trunc"):
+    setattr(Symbol, f"__{_name}__", Symbol.__int__)
 
 
 @contextmanager
