@@ -35,6 +35,7 @@ FILES = {
     "dense-suite": Rows("benchmarks.speed.dense --suite all", figures.plain),
     "dense-half": Rows("benchmarks.speed.dense --dtype float16 --half", figures.plain),
     "autotuned": Rows("benchmarks.speed.autotuned", figures.plain),
+    "grid": Rows("benchmarks.speed.autotuned --grid", figures.plain),
     "kinds": Rows("benchmarks.speed.kinds", figures.plain),
     "layers": Rows("benchmarks.speed.layers", figures.plain),
     "fp8": Rows("benchmarks.speed.fp8", figures.block_scaled),
