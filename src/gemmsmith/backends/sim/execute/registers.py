@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith.backends.sim.execute.values import Values
+from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.lang.types import F32
@@ -25,15 +26,16 @@ class RegisterFile:
 
     `owner`: the in-flight wgmma that reads or writes an array, until it has been waited for;
     `awaiting_compiler_fence`: arrays that have been waited for, but whose accesses the compiler may still move above
-    the wait; `accessed_since_fence`: arrays accessed since the last wgmma.fence.
+    the wait, with the place of the wgmma; `accessed_since_fence`: arrays accessed since the last wgmma.fence, with the
+    place of the last access.
     """
 
     def __init__(self, group: LockstepGroup, values: Values) -> None:
         self.group, self.values = group, values
         self.arrays: dict[RegisterArray, np.ndarray] = {}
         self.owner: dict[RegisterArray, InFlightOperation] = {}
-        self.awaiting_compiler_fence: set[RegisterArray] = set()
-        self.accessed_since_fence: set[RegisterArray] = set()
+        self.awaiting_compiler_fence: dict[RegisterArray, Place] = {}
+        self.accessed_since_fence: dict[RegisterArray, Place] = {}
 
     def declare(self, x: RegisterArray) -> None:
         """Fill a new array with poison, a value by which reads of uninitialized registers are found."""
@@ -63,11 +65,15 @@ class RegisterFile:
         register is uninitialized. `part`: the registers that are accessed.
         """
         if x in self.owner:
-            self.group.report(REGISTER_HAZARD, f"{x.name} accessed while {self.owner[x].operation.label} is using it")
+            wgmma = self.owner[x]
+            self.group.report(
+                REGISTER_HAZARD, f"{x.name} accessed while {wgmma.operation.label} is using it", wgmma.location
+            )
         elif x in self.awaiting_compiler_fence:
-            self.group.report(REGISTER_HAZARD, f"{x.name} accessed after wgmma.wait_group without a compiler fence; "
-                              "the compiler may move the access above the wait")  # fmt: skip
-        self.accessed_since_fence.add(x)
+            message = f"{x.name} accessed after wgmma.wait_group without a compiler fence; "
+            message += "the compiler may move the access above the wait"
+            self.group.report(REGISTER_HAZARD, message, self.awaiting_compiler_fence[x])
+        self.accessed_since_fence[x] = self.group.location
         values = self.arrays[x][:, part]
         if not write:
             self._check_initialized(x, values)
@@ -107,11 +113,11 @@ class RegisterFile:
         """
         for x in map(_whole, wgmma.operation.register_operands):
             if x in self.accessed_since_fence:
-                self.group.report(
-                    REGISTER_HAZARD, f"{x.name} was accessed, and no wgmma.fence orders that before the wgmma"
-                )
+                accessed = self.accessed_since_fence[x].accessed(f"access of {x.name}", "threads")
+                message = f"{x.name} was accessed, and no wgmma.fence orders that before the wgmma"
+                self.group.report(REGISTER_HAZARD, message, accessed)
             self.owner[x] = wgmma
-            self.awaiting_compiler_fence.discard(x)
+            self.awaiting_compiler_fence.pop(x, None)
 
     def release_from(self, wgmma: InFlightOperation) -> None:
         """Give back the registers of a wgmma that has been waited for.
@@ -121,10 +127,10 @@ class RegisterFile:
         for x in map(_whole, wgmma.operation.register_operands):
             if self.owner.get(x) is wgmma:
                 del self.owner[x]
-                self.awaiting_compiler_fence.add(x)
+                self.awaiting_compiler_fence[x] = wgmma.location
 
     def fence_operand(self, x: RegisterArray) -> None:
-        self.awaiting_compiler_fence.discard(x)
+        self.awaiting_compiler_fence.pop(x, None)
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:

@@ -85,7 +85,10 @@ _HINTS: dict[str, dict[str, str]] = {
     },
     "unconsumed phase": {"": "wait for each load, or do not issue the last ones"},
     "unwritten result": {"": "compare the tiles that the scheduler gives out with the shape of the result"},
-    "access to exited CTA": {"": "execute a cluster barrier, or wait for the last phase, before the CTA exits"},
+    "access to exited CTA": {
+        "no thread waits": "wait for it before the CTA exits: wgmma.wait_group for wgmma, its mbarrier for a TMA load",
+        "": "execute a cluster barrier, or wait for the last phase, before the CTA exits",
+    },
     "wgmma register hazard": {
         "while": "execute wgmma.wait_group before the access",
         "compiler fence": "execute fence_operand of the registers after wgmma.wait_group",
@@ -112,7 +115,8 @@ class Hazard:
         message: What is wrong.
         location: The kernel's source line; a Place (with the threads, and the iteration of each loop) if threads were
             executing it.
-        others: For a race, the access that this one is not ordered after; for a deadlock, the other waits.
+        others: For a race, the access that this one is not ordered after; for registers, the earlier access or wgmma; for
+            a deadlock, the other waits.
         subject: The buffer or the barrier, where hazards of one line are told apart by it.
         kernel: The kernel; None if the hazard is none of one kernel.
         event: The number of the event in the simulation's record in which it was found, if that is recorded.
