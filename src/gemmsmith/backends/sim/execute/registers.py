@@ -67,7 +67,7 @@ class RegisterFile:
         if x in self.owner:
             wgmma = self.owner[x]
             self.group.report(
-                REGISTER_HAZARD, f"{x.name} accessed while {wgmma.operation.label} is using it", wgmma.location
+                REGISTER_HAZARD, f"{x.name} accessed while {wgmma.operation.label} is using it", _use(x, wgmma)
             )
         elif x in self.awaiting_compiler_fence:
             message = f"{x.name} accessed after wgmma.wait_group without a compiler fence; "
@@ -127,7 +127,7 @@ class RegisterFile:
         for x in map(_whole, wgmma.operation.register_operands):
             if self.owner.get(x) is wgmma:
                 del self.owner[x]
-                self.awaiting_compiler_fence[x] = wgmma.location
+                self.awaiting_compiler_fence[x] = _use(x, wgmma)
 
     def fence_operand(self, x: RegisterArray) -> None:
         self.awaiting_compiler_fence.pop(x, None)
@@ -154,6 +154,11 @@ class RegisterFile:
                 "registers",
             )
         cta.free_registers -= change * warps
+
+
+def _use(x: RegisterArray, wgmma: InFlightOperation) -> Place:
+    """Return the place of a wgmma that uses an array."""
+    return wgmma.location.accessed(f"use of {x.name} by {wgmma.operation.label}", "tensor")
 
 
 def _whole(x: RegisterArray) -> RegisterArray:
