@@ -131,11 +131,10 @@ class Signature:
         for i in reversed(range(len(axes))):
             if isinstance(step := strides[i], str):
                 inner = [j for j in range(len(axes)) if j != i and (i == axis_of_batch or strides[j] == 1)]
-                draw = partial(
-                    _stride, [(extents[j], strides[j]) for j in inner], x.dtype.elements_in(TMA_ALIGNMENT_BYTES)
-                )
-                most = MAX_STRIDE_BYTES // x.dtype.bytes - 1
-                self.variables.append(Variable(step, f"elements of {name}", 1, most, draw))
+                multiple, most = x.dtype.elements_in(TMA_ALIGNMENT_BYTES), MAX_STRIDE_BYTES // x.dtype.bytes - 1
+                draw = partial(_stride, [(extents[j], strides[j]) for j in inner], multiple)
+                what = f"elements from one index of {axes[i][0]} to the next, of {name}"
+                self.variables.append(Variable(step, what, 1, most, draw))
         self.arrays.append(Array(name, x, tuple(extents), tuple(strides)))
 
     def draw(self, dice: random.Random) -> Values:

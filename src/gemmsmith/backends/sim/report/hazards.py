@@ -115,8 +115,8 @@ class Hazard:
         message: What is wrong.
         location: The kernel's source line; a Place (with the threads, and the iteration of each loop) if threads were
             executing it.
-        others: For a race, the access that this one is not ordered after; for registers, the access or wgmma before; for a
-            deadlock, the other waits.
+        others: For a race, the access that this one is not ordered after; for registers, the access or wgmma before;
+            for a deadlock, the other waits.
         subject: The buffer or the barrier, where hazards of one line are told apart by it.
         kernel: The kernel; None if the hazard is none of one kernel.
         event: The number of the event in the simulation's record in which it was found, if that is recorded.
