@@ -91,6 +91,11 @@ class PlannedGemm:
         self._has_single_result = self._result_names == ("out",)
 
     @property
+    def is_retraced(self) -> bool:
+        """Whether the epilogue is traced again at each call, since it has no fingerprint."""
+        return self._request.epilogue is not None and self._request.fingerprint is None
+
+    @property
     def caller_problem(self) -> Problem:
         """The problem in the orientation in which the caller gave it."""
         return self.problem.T if self.binding.swapped else self.problem

@@ -47,7 +47,7 @@ def scaled(acc: Any, bias: Any, c: Any, alpha: Any) -> Any:
 
 
 def gated(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     return gate.silu() * up
 
 
@@ -66,6 +66,7 @@ PLANS = {
     "batch": lambda: plan("nn", "fp16", (3,)),
     "epilogue": lambda: plan(epilogue=scaled, bias=VECTOR, c=MATRIX, alpha=0.5),
     "column": lambda: plan("tt", epilogue=two, scale=COLUMN),
+    "gated": lambda: plan(epilogue=gated),
     "fp8": lambda: plan(dtype="fp8_e4m3", accumulate="fast"),
     "tma": lambda: plan(config=Config("tma", (128, 128, 64), (1, 1), 4)),
     "tf32": lambda: plan("nn", "fp32", precision="tf32"),
@@ -244,7 +245,11 @@ def test_two_headers_in_one_program(folder: Path) -> None:
 
 def test_what_cannot_be_exported() -> None:
     """One error, which says what."""
+    numbers = iter(range(1, 100))
+    with pytest.warns(gemmsmith.RetraceWarning):
+        retraced = plan(epilogue=lambda acc: acc * next(numbers))
     for refused, error in (
+        (retraced, "got one with an epilogue that is traced at each call"),
         (plan(epilogue=lambda acc: acc.sum(0)), "got one with a reduction"),
         (gemmsmith.plan(Spec((1, 64), "bf16"), Spec((64, 64), "bf16")), "got m = 1; export a plan for at least 2"),
     ):

@@ -129,6 +129,7 @@ def _checks(name: str, signature: Signature) -> Iterator[str]:
             condition = f"!x->{v.name} || (uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
         else:
             condition = f"x->{v.name} < {0 if v.name in sizes else v.least} || x->{v.name} > INT64_C({v.most})"
+        condition += f" || x->{v.name} % {v.multiple}" * (v.multiple > 1)
         yield f"    if ({condition}) return {name}_ERROR_SIZE;"
     yield f"    if ({' || '.join(f'!x->{x}' for x in sizes)}) return {name}_OK;"
     for x in signature.arrays:

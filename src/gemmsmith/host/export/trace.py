@@ -45,6 +45,7 @@ class Variable(NamedTuple):
         name: Its name.
         what: A comment.
         least, most: Its bounds.
+        multiple: What divides it.
         draw: Returns a random value, given a generator and the values of the variables before it.
     """
 
@@ -52,6 +53,7 @@ class Variable(NamedTuple):
     what: str
     least: int
     most: int
+    multiple: int
     draw: Callable[[random.Random, Values], int]
 
 
@@ -90,20 +92,25 @@ class Signature:
     def of(cls, planned: PlannedGemm) -> Signature:
         """Return the signature of a plan. Raises ArgumentError if the plan cannot be exported."""
         binding, self = planned.binding, cls(planned)
-        _check_exportable(binding)
+        _check_exportable(binding, planned.is_retraced)
         (*batch, m, n), k = binding.shape, binding.a.shape[-1]
         sizes = dict(zip(("batch",), batch, strict=False)) | {"m": m, "n": n, "k": k}
         for name, size in sizes.items():
             if size < 2:
                 raise ArgumentError(f"a, b: got {name} = {size}; export a plan for at least 2, which serves any {name}")
-            self.variables.append(Variable(name, "", int(name != "k"), MAX_EXTENT, partial(_size, name)))
         dims = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n")}
         for name, x in binding.arguments.items():
             if isinstance(x, ArrayInfo):
                 self._add_array(name, x, dims.get(name, ("batch", "m", "n")), sizes, name in ("a", "b"))
             else:
                 self.numbers.append(name)
+        self.variables[:0] = map(self._size_variable, sizes)
         return self
+
+    def _size_variable(self, name: str) -> Variable:
+        """Return the variable of m, n, k or the batch."""
+        multiple = max(by for x in self.arrays for size, by in x.sizes if size == name)
+        return Variable(name, "", int(name != "k"), MAX_EXTENT, multiple, partial(_size, name, multiple))
 
     def _add_array(
         self, name: str, x: ArrayInfo, dims: tuple[str, ...], sizes: Mapping[str, int], is_whole: bool
@@ -112,7 +119,7 @@ class Signature:
         extents: list[tuple[str | int, int]] = []
         strides: list[str | int] = []
         axes = list(zip(dims[-len(x.shape) :], x.shape, x.strides, strict=True)) if x.shape else []
-        self.variables.append(Variable(name, f"{x.dtype}", 1, MAX_ADDRESS, _address))
+        self.variables.append(Variable(name, f"{x.dtype}", 1, MAX_ADDRESS, 1, _address))
         for i, (dim, size, stride) in enumerate(axes):
             whole = sizes.get(dim, 1)
             is_broadcast = size == 1 and not (is_whole and i >= len(axes) - 2)
@@ -134,7 +141,7 @@ class Signature:
                 multiple, most = x.dtype.elements_in(TMA_ALIGNMENT_BYTES), MAX_STRIDE_BYTES // x.dtype.bytes - 1
                 draw = partial(_stride, [(extents[j], strides[j]) for j in inner], multiple)
                 what = f"elements from one index of {axes[i][0]} to the next, of {name}"
-                self.variables.append(Variable(step, what, 1, most, draw))
+                self.variables.append(Variable(step, what, 1, most, 1, draw))
         self.arrays.append(Array(name, x, tuple(extents), tuple(strides)))
 
     def draw(self, dice: random.Random) -> Values:
@@ -200,10 +207,11 @@ class Signature:
         return list(paths.values())
 
 
-def _check_exportable(binding: Binding) -> None:
+def _check_exportable(binding: Binding, is_retraced: bool) -> None:
     """Raise ArgumentError if a header cannot bind the arrays of a plan yet."""
     graph = binding.graph
     refused = {
+        "an epilogue that is traced at each call": is_retraced,
         "a grouped GEMM": binding.grouping is not None,
         "a design with arrays of its own": binding.product is not None and binding.grouping is None,
         "block scales": bool(binding.scale_granularity),
@@ -217,12 +225,12 @@ def _check_exportable(binding: Binding) -> None:
                                 "whose results are matrices, can be exported")  # fmt: skip
 
 
-def _size(name: str, dice: random.Random, _: Values) -> int:
+def _size(name: str, multiple: int, dice: random.Random, _: Values) -> int:
     """Return a random size, often one next to those of tiles; not 0 but for k, since nothing is launched then."""
     if name == "batch":
         return dice.randrange(1, 5)
     size = dice.choice((dice.choice(SIZES), dice.randrange(1, MAX_DRAWN), 8 * dice.randrange(1, MAX_DRAWN // 8)))
-    return 0 if name == "k" and dice.random() < 0.05 else size
+    return 0 if name == "k" and dice.random() < 0.05 else round_up(size, multiple)
 
 
 def _address(dice: random.Random, _: Values) -> int:
