@@ -287,6 +287,13 @@ class Record:
     def __len__(self) -> int:
         return len(self._events)
 
+    def last_event(self, exited: int | None = None) -> int:
+        """Return the number of the last event or, given a CTA, of the exit of its last threads."""
+        end = len(self._events)
+        if exited is None:
+            return end - 1
+        return max(i for i in range(end) if self._events[i][0] == "exit" and self._events[i][2][0] == exited)
+
     @property
     def events(self) -> list[Event]:
         """The events."""
