@@ -371,7 +371,7 @@ function showStages() {
   const names = { read: "being read" }, readers = fills.read.some((x) => x >= 0);
   showRows("stages", slots, "No asynchronous copy loads shared memory of this CTA.", (x, slot) => {
     const cell = pickable("slot", `${x.cta} ${x.name}`, `slot ${x.state}${x.event === step ? " now" : ""}`);
-    const others = othersInSlot(x, step).map((y) => element("span", y));
+    const others = othersInSlot(x, step).map((y) => element("span", y, "other"));
     cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"),
       ...others);
     return cell;
@@ -786,7 +786,8 @@ function show() {
   if (!data.count) return;
   $("number").value = $("slider").value = numberOf(step);
   const ends = step === data.steps[clusterOf(cta)].at(-1) && step < data.count - 1;
-  $("total").textContent = `of ${number(data.all_events - 1)}${ends ? ", the last of this cluster" : ""}`;
+  const last = data.all_events - 1, which = numberOf(data.count - 1) < last ? "last shown" : "last";
+  $("total").textContent = `of ${number(last)}${ends ? `, the ${which} of this cluster` : ""}`;
   $("clock").textContent = `cycle ${number(events.time[step])}`;
   $("event").textContent = eventText(step);
   const cause = causeOf(step);
