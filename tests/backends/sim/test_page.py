@@ -513,6 +513,7 @@ def test_what_the_page_says_of_a_cut_and_of_an_old_browser(
     simulation.to_html(tmp_path / "page.html")
     shown = Page(browser, tmp_path / "page.html")
     assert "Only the first 500 events" in shown.text("#notice")
+    assert shown.value("$('notice').getAttribute('role')") == "alert"
     assert f"{len(states) - 500:,} are cut" in shown.text("#notice")
     source = {"source": "delete window.DecompressionStream"}
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)

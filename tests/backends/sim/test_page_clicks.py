@@ -20,13 +20,16 @@ import gemmsmith
 from gemmsmith import Config, hw
 from gemmsmith.backends.sim import SimulationResult
 from gemmsmith.backends.sim.report import page as page_module
+from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.backends.sim.report.page import write_page
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.run import run as run_launches
 from gemmsmith.binding.request import Request
+from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation
+from gemmsmith.kernels.build import build
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.types import U32
@@ -60,6 +63,8 @@ def test_a_hazard_at_its_place(browser: Any, kind: str, tmp_path: Path) -> None:
     assert page.value("step") == hazard.event
     assert page.value("cta") == result.records[0].events[hazard.event or 0].agent[0]
     text = next(x.text for x in browser.find_elements("css selector", ".found.now") if x.text.endswith(hazard.hint))
+    assert all(x in page.text("#here") for x in (kind, hazard.message, hazard.hint))
+    assert page.value("$('here').getBoundingClientRect().top < innerHeight")
     first, *others = fields["places"]
     assert fault.line in first["python"]["text"]
     assert all(x in text for x in (kind, hazard.message))
@@ -71,6 +76,134 @@ def test_a_hazard_at_its_place(browser: Any, kind: str, tmp_path: Path) -> None:
     for theme, color in THEMES.items():
         page.theme(theme)
         assert page.value("getComputedStyle(document.querySelector('.found.now')).backgroundColor") == color
+    assert page.errors() == []
+
+
+def test_a_hazard_leads_to_its_other_access(browser: Any, tmp_path: Path) -> None:
+    fault = FAULTS["missing proxy fence"]
+    result = run(fault.record, fault.threads, observe=True)
+    (hazard,), (record,) = result.hazards, result.records
+    write_page(tmp_path / "page.html", *shown(result))
+    page = Page(browser, tmp_path / "page.html")
+    page.keys("h")
+    page.find("#here a").click()
+    page.wait_for(f"step !== {hazard.event}")
+    event, (other,) = record.events[page.value("step")], hazard.others
+    assert (event.statement, event.agent[0], event.loops) == (other.number, other.cta, other.loops)
+    assert not page.text("#here")
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("kind", ["missing wait_group", "access to exited CTA"])
+def test_what_is_wrong_when_a_cta_exits_is_at_its_exit(browser: Any, kind: str, tmp_path: Path) -> None:
+    fault = FAULTS[kind]
+    result = run(fault.record, fault.threads, 4, fault.cluster, random.randrange(100), observe=True)
+    (record,), hazard = result.records, next(x for x in result.hazards if x.kind == kind)
+    found = re.search(r"CTA (\d) (exits|may exit)", hazard.message)
+    assert found
+    exits = [i for i, x in enumerate(record.events) if (x.kind, x.agent[0]) == ("exit", int(found[1]))]
+    write_page(tmp_path / "page.html", *shown(result))
+    page = Page(browser, tmp_path / "page.html")
+    page.value(f"goTo({exits[-1] - 1})")
+    page.keys("h")
+    assert page.value("[step, cta]") == [exits[-1], int(found[1])]
+    assert hazard.message in page.text("#here")
+    access = page.value("stepOf(+$('here').querySelector('a').hash.slice(6))")
+    assert isinstance(hazard.location, Place)
+    assert (record.events[access].statement, record.events[access].agent[0]) == (
+        hazard.location.number, hazard.location.cta)  # fmt: skip
+    assert page.errors() == []
+
+
+def test_a_stage_tells_of_reads_while_it_is_loaded(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    build.cache_clear()
+    monkeypatch.setattr(Accumulator, "wait", lambda *arguments, **options: None)
+    a, b = np.ones((128, 1024), np.float16), np.ones((1024, 64), np.float16)
+    config = Config("cooperative", (128, 48, 64), (1, 1), 3)
+    simulation = gemmsmith.simulate(a, b, config=config, record=True, seed=random.randrange(1, 100))
+    build.cache_clear()
+    record = simulation.record
+    assert record
+    simulation.to_html(tmp_path / "page.html")
+    page, seen = Page(browser, tmp_path / "page.html"), set[str]()
+    for load in record.operations:
+        (slot,) = load.route.writes if load.route.engine == "TMA" else [(-1, "")]
+        reads = [x for x in record.operations if slot in x.route.reads and x.issue < load.issue]
+        if slot[0] != 0 or not reads:
+            continue
+        page.value(f"goTo({load.issue}, true)")
+        _, _, *lines = page.text(f"[data-pick='slot 0 {slot[1]}']").split("\n")
+        for begin, end, complete in (("still read by", "", False), ("read by", ", not waited for", True)):
+            own = [x.issue for x in reads if (0 <= x.complete <= load.issue) == complete]
+            text = f" × {len(own)}, steps {own[0]} to {own[-1]}" if len(own) > 1 else f", step {own[0]}" if own else ""
+            assert not own or f"{begin} {reads[0].route.label}{text}{end}" in lines
+            seen |= {begin} if own else set()
+    assert seen == {"still read by", "read by"}
+    assert page.errors() == []
+
+
+def test_a_barrier_lists_the_arrivals_of_its_phase(
+    browser: Any, gemm: tuple[Simulation, Record], tmp_path: Path
+) -> None:
+    record = gemm[1]
+    page, _ = open_at(browser, gemm, tmp_path, 0)
+    begin = max(i for i, x in enumerate(record.events) if x.kind == "init")
+    for step in random.sample(range(begin, len(record)), 12):
+        page.value(f"goTo({step}, true)")
+        cta = record.events[step].agent[0]
+        for slot in range(3):
+            barrier = (cta, f"mainloop full barrier[{slot}]")
+            own = [i for i, x in enumerate(record.events[: step + 1]) if x.object == barrier and x.phase >= 0
+                   and x.kind not in ("block", "resume")]  # fmt: skip
+            phase = record.events[own[-1]].phase
+            wanted = [i for i in own if record.events[i].phase == phase]
+            card = f"[data-barrier='{barrier[1]}']"
+            assert page.value(f"""[...document.querySelectorAll("{card} a")].map((x) => +x.hash.slice(6))""") == wanted
+            assert page.text(card).count(".py:") == len(wanted)
+            assert ("completes" in page.text(card)) == (phase > 0)
+    page.find("#barriers a").click()
+    page.wait_for(f"step !== {step}")
+    assert page.value("picked") is None
+    assert page.errors() == []
+
+
+def test_the_end_of_a_cluster_and_how_far_lanes_are(browser: Any, tmp_path: Path) -> None:
+    a, b = np.ones((256, 256), np.float16), np.ones((256, 128), np.float16)
+    config = Config("cooperative", (128, 64, 64), (1, 1), 3)
+    simulation = gemmsmith.simulate(a, b, config=config, seed=random.randrange(100), record=True)
+    record = simulation.record
+    assert record
+    simulation.to_html(tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html", "#step=0")
+    assert not page.text("#total").endswith("the last of this cluster")
+    last = {cta: max(i for i, x in enumerate(record.events) if x.agent[0] == cta) for cta in range(4)}
+    for cta, step in last.items():
+        page.find(f"#cta [value='{cta}']").click()
+        page.find("#lanes-title").click()
+        page.value("document.activeElement.blur()")
+        page.keys("\ue010")  # End
+        assert page.value("step") == step
+        assert page.text("#total").endswith(", the last of this cluster") == (step < len(record) - 1)
+        assert page.value("toCycle <= 1.02 * data.cycles && fromCycle <= events.time[step]")
+    lanes = page.value("data.lanes")
+    for step in random.sample(range(len(record)), 30):
+        now = record.events[step].time
+        reached = page.value(f"data.lanes.map((_, lane) => reachedAt({step}, lane))")
+        for lane, cycle in zip(map(tuple, lanes), reached, strict=True):
+            own = [x for x in record.events[: step + 1] if x.agent == lane]
+            issued = [x for x in record.operations if x.issue <= step and x.route.engine == lane[1]
+                      and record.events[x.issue].agent[0] == lane[0]]  # fmt: skip
+            if not own and not issued:
+                assert cycle == -1
+            elif own and not issued and own[-1].kind != "block":
+                assert cycle == own[-1].time
+            elif own and not issued:
+                resumed = next(x.time for x in record.events[step + 1 :] if x.agent == lane)
+                assert own[-1].time <= cycle <= max(own[-1].time, min(now, resumed))
+            else:
+                assert cycle == max([x.time for x in own[-1:]] + [min(now, x.end) for x in issued[-1:]])
     assert page.errors() == []
 
 
@@ -97,6 +230,7 @@ def test_schedules(browser: Any, tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", *first, others=others)
     page = Page(browser, tmp_path / "page.html")
     assert page.find("#schedule").is_displayed()
+    assert [page.text("#first-seed"), page.text("#last-seed")] == ["0", "3"]
     assert page.text("#seed") == f"seed 0: no hazards. {len(bad)} of 4 seeds have hazards: {', '.join(map(str, bad))}."
     for seed in (*bad, bad[0]):  # and round again
         page.find("#next-seed").click()
@@ -304,6 +438,7 @@ def test_a_window_of_a_long_record(
         assert page.errors() == []
     for whole, part in zip(seen["whole"], seen["part"], strict=True):
         assert part == whole
+    assert page.find("#notice").get_attribute("role") == "status"
     notice = page.text("#notice")
     assert f"Only the 300 events from step {first:,} on are shown" in notice
     assert f"{len(record) - 300:,} are cut" in notice

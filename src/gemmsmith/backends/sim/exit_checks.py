@@ -23,16 +23,16 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
         for warp in cta.warps:
             for agent in (warp.all_lanes, *warp.subset_agents.values()):
                 clock.join(agent.clock)
-        _check_registers(state, groups[cta])
+        _check_registers(state, cta, groups[cta])
         for event in cta.remote:
             if not event.happens_before(clock):
                 message = f"CTA {cta.index} may exit before {event} completes"
-                state.hazards.report("access to exited CTA", message, event.location)
+                state.hazards.report("access to exited CTA", message, event.location, exited=cta.index)
         _check_operations(state, cta, clock)
         _check_mbarriers(state.hazards, cta)
 
 
-def _check_registers(state: GridState, groups: list[LockstepGroup]) -> None:
+def _check_registers(state: GridState, cta: Cta, groups: list[LockstepGroup]) -> None:
     """Report a warpgroup whose warps have different register budgets: setmaxnreg is for a whole warpgroup.
 
     `groups`: those of one CTA.
@@ -44,7 +44,8 @@ def _check_registers(state: GridState, groups: list[LockstepGroup]) -> None:
                 f"setmaxnreg executed by only some warps of warpgroup {warpgroup}, which have {sorted(registers)} "
                 "registers per thread"
             )
-            state.hazards.report("registers", message, state.kernel.body.statements[0].location)
+            location = state.kernel.body.statements[0].location
+            state.hazards.report("registers", message, location, exited=cta.index)
 
 
 def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
@@ -61,7 +62,7 @@ def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
         if clock.completed_bits & need != need:
             kind = "missing wait_group" if is_store else "access to exited CTA"
             message = f"{in_flight.operation.label} may be in flight when CTA {cta.index} exits: no thread waits for it"
-            state.hazards.report(kind, message, in_flight.location)
+            state.hazards.report(kind, message, in_flight.location, exited=cta.index)
 
 
 def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
@@ -72,9 +73,9 @@ def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
                 f"{barrier.name} is in the middle of phase {barrier.phase}: {barrier.pending} of {barrier.count} "
                 f"arrivals and {barrier.tx_count} bytes missing"
             )
-            hazards.report("barrier", message, barrier.location, barrier.buffer)
+            hazards.report("barrier", message, barrier.location, barrier.buffer, exited=cta.index)
         observed = max(barrier.last_waited_phase.values(), default=-1)
         unconsumed = next((phase for phase in barrier.data_phases if phase > observed), None)
         if unconsumed is not None:
             message = f"{barrier.name}: phase {unconsumed} received data, but no thread waited for it"
-            hazards.report("unconsumed phase", message, barrier.location, barrier.buffer)
+            hazards.report("unconsumed phase", message, barrier.location, barrier.buffer, exited=cta.index)

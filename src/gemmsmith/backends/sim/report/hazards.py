@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sized
 from dataclasses import dataclass, field
 from posixpath import basename
-from typing import Any
+from typing import Any, Protocol
 
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
@@ -119,7 +118,8 @@ class Hazard:
             for a deadlock, the other waits.
         subject: The buffer or the barrier, where hazards of one line are told apart by it.
         kernel: The kernel; None if the hazard is none of one kernel.
-        event: The number of the event in the simulation's record in which it was found, if that is recorded.
+        event: The number of the event in the simulation's record in which it was found, if that is recorded; of what is
+            wrong when a CTA exits, the exit of its last threads.
         count: How often it occurred.
     """
 
@@ -206,33 +206,41 @@ def _rule_key(place: SourceLocation) -> tuple[str, str]:
     return (place.engine, place.access.partition(" ")[0]) if isinstance(place, Place) else ("", "")
 
 
+class _Observer(Protocol):
+    """The record of a simulation."""
+
+    def last_event(self, exited: int | None = None) -> int:
+        """Return the number of the last event or, given a CTA, of the exit of its last threads."""
+
+
 @dataclass
 class Hazards:
     """Collects the hazards of a kernel; those of one kind, subject and place are counted.
 
-    Raises SimulationAborted at `limit`. `observer`: the record of the simulation's events, if there is one, whose
-    length gives the current event's number.
+    Raises SimulationAborted at `limit`. `observer`: the record of the simulation's events, if there is one.
     """
 
     limit: int
     kernel: Kernel
-    observer: Sized | None = None
+    observer: _Observer | None = None
     reported: list[Hazard] = field(default_factory=list)
     _seen: dict[object, Hazard] = field(default_factory=dict)
 
     def report(
-        self, kind: str, message: str, location: SourceLocation, subject: str = "", others: tuple[Place, ...] = ()
-    ) -> None:
+        self, kind: str, message: str, location: SourceLocation, subject: str = "", others: tuple[Place, ...] = (),
+        exited: int | None = None,
+    ) -> None:  # fmt: skip
         """Record a hazard, or count it if one of its kind was reported for the same source lines and subject.
 
         `subject`: the buffer or barrier that tells hazards of one line apart. `others`: the earlier access of a race,
-        or the other waits of a deadlock. Raises SimulationAborted if there are too many.
+        or the other waits of a deadlock. `exited`: the CTA at whose exit it is wrong. Raises SimulationAborted if there
+        are too many.
         """
         key = kind, frozenset((x, _rule_key(x)) for x in (location, *others)) if others else location, subject
         if key in self._seen:
             self._seen[key].count += 1
             return
-        event = len(self.observer) - 1 if self.observer is not None else None
+        event = self.observer.last_event(exited) if self.observer is not None else None
         self._seen[key] = Hazard(kind, message, location, others, subject, self.kernel, event)
         self.reported.append(self._seen[key])
         if len(self.reported) >= self.limit:

@@ -47,6 +47,7 @@ function prepare(loaded) {
   data.count = events.kind.length;
   data.kindOf = (i) => data.kinds[events.kind[i]];
   data.laneOfAgent = data.agents.map(([c, name]) => data.lanes.findIndex((x) => x[0] === c && x[1] === name));
+  data.agentOfLane = data.lanes.map((_, lane) => data.laneOfAgent.indexOf(lane));
   data.threads = [...data.agents.keys()].filter((i) => !data.engines.includes(data.agents[i][1]))
     .sort((x, y) => data.laneOfAgent[x] - data.laneOfAgent[y] || data.agents[x][1].localeCompare(data.agents[y][1]));
   data.eventsOfAgent = data.agents.map(() => []);
@@ -92,6 +93,12 @@ function prepareOperations() {
     const complete = operations.complete[i] < 0 ? Infinity : operations.complete[i];
     if (operations.wait[i] >= 0) return Math.max(complete, operations.wait[i]);
     return data.routes[operations.route[i]].registers.length ? Infinity : complete;
+  });
+  const numbers = new Map(data.lanes.map((x, i) => [x.join(" "), i]));
+  data.operationsOfLane = data.lanes.map(() => []);
+  issues.forEach((x, i) => {
+    const lane = `${data.agents[events.agent[x]][0]} ${data.routes[operations.route[i]].engine}`;
+    data.operationsOfLane[numbers.get(lane)]?.push(i);
   });
   data.operationOf = new Map(issues.flatMap((x, i) => [[x, i], [operations.complete[i], i]])); // by event
   data.lastOfWait = new Map(); // the last completion of the operations that a wait is for
@@ -141,6 +148,14 @@ function barriersAt(at) {
   });
 }
 
+// What has changed a barrier in its phase, from the event on that completed the phase before.
+function eventsOfPhase(x) {
+  const own = data.eventsOfBarrier[x.object], end = indexUpTo(own, x.event);
+  let first = end;
+  while (first > 0 && events.phase[own[first - 1]] === x.phase) --first;
+  return own.slice(first, end + 1);
+}
+
 // Of each group of threads: the last event, and the object and phase for which it waits, or object -1.
 function threadsAt(at) {
   return data.threads.flatMap((i) => {
@@ -157,13 +172,14 @@ function stagesAt(at) {
   return [...data.fillsOfSlot].map(([key, own]) => {
     const [c, ...name] = key.split(" ");
     const position = indexUpTo(own, at, (i) => fills.load[i]);
-    const result = { cta: +c, name: name.join(" "), state: "empty", holds: "", event: -1 };
+    const result = { cta: +c, name: name.join(" "), state: "empty", holds: "", event: -1, load: -1 };
     if (position < 0) return result;
     const i = own[position], happened = (x) => x >= 0 && x <= at;
     const last = Math.max(...[fills.load, fills.full, fills.read, fills.free].map((x) => x[i]).filter(happened));
     const state = !happened(fills.full[i]) ? "loading" : happened(fills.free[i]) ? "empty"
       : happened(fills.read[i]) ? "read" : "full";
-    return { ...result, state, holds: state === "empty" ? "" : data.holds[fills.holds[i]], event: last };
+    return { ...result, state, holds: state === "empty" ? "" : data.holds[fills.holds[i]], event: last,
+      load: fills.load[i] };
   });
 }
 
@@ -176,6 +192,23 @@ function operationsAt(at) {
     if (data.liveUntil[i] > at) result.push(i);
   }
   return result;
+}
+
+// What a slot's state does not tell of live operations: reads unless it is read, and loads that its last load overtook.
+function othersInSlot(x, at) {
+  const groups = new Map(), uses = (part) => part.some(([c, name]) => c === x.cta && name === x.name);
+  for (const i of operationsAt(at)) {
+    const route = data.routes[operations.route[i]], issue = operations.issue[i], isOld = issue < x.load;
+    const complete = operations.complete[i] >= 0 && operations.complete[i] <= at;
+    const access = x.state !== "read" && uses(route.reads) ? "read"
+      : isOld && !complete && uses(route.writes) ? "loaded" : "";
+    const key = `${isOld && !complete ? "still " : ""}${access} by ${route.label}|${complete ? ", not waited for" : ""}`;
+    if (access) groups.set(key, [...(groups.get(key) ?? []), numberOf(issue)]);
+  }
+  return [...groups].map(([key, steps]) => {
+    const [what, state] = key.split("|"), count = steps.length;
+    return what + (count > 1 ? ` × ${count}, steps ${steps[0]} to ${steps.at(-1)}` : `, step ${steps[0]}`) + state;
+  });
 }
 
 // Of each CTA: the counts up to a step, in the order of data.count_names.
@@ -338,7 +371,9 @@ function showStages() {
   const names = { read: "being read" }, readers = fills.read.some((x) => x >= 0);
   showRows("stages", slots, "No asynchronous copy loads shared memory of this CTA.", (x, slot) => {
     const cell = pickable("slot", `${x.cta} ${x.name}`, `slot ${x.state}${x.event === step ? " now" : ""}`);
-    cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"));
+    const others = othersInSlot(x, step).map((y) => element("span", y, "other"));
+    cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"),
+      ...others);
     return cell;
   });
   const note = "The record has no reads by threads: a stage is full until its next load.";
@@ -349,17 +384,26 @@ function showBarriers() {
   const own = barriersAt(step).filter((x) => clusterOf(x.cta) === clusterOf(cta)
     && (x.cta === cta || x.name === "cluster barrier"));
   showRows("barriers", own, "This CTA uses no barrier.", (x, slot) => {
-    const card = pickable("barrier", x.object, `card${x.event === step ? " now" : ""}`);
+    const card = element("div", "", `card${x.event === step ? " now" : ""}`), state = pickable("barrier", x.object);
     card.dataset.barrier = x.name;
+    card.classList.toggle("dim", isDim("barrier", x.object));
+    card.append(state);
     if (x.event < 0) {
-      card.append(element("span", `${slot} not used yet`));
+      state.append(element("span", `${slot} not used yet`));
     } else {
       const arrivals = x.count === null ? number(x.pending) : `${x.pending} of ${x.count}`;
-      card.append(element("span", `${slot} phase ${x.phase}${x.count === null ? "" : `, parity ${x.phase % 2}`}`));
-      card.append(element("span", `pending ${x.count === null ? "threads" : "arrivals"}: ${arrivals}`));
-      if (x.bytes) card.append(element("span", `awaited bytes: ${number(x.bytes)}`));
-      const [owner, by] = data.agents[events.agent[x.event]];
-      card.append(element("span", `← ${owner === cta ? "" : `CTA ${owner} `}${by}, step ${numberOf(x.event)}`, "muted"));
+      state.append(element("span", `${slot} phase ${x.phase}${x.count === null ? "" : `, parity ${x.phase % 2}`}`));
+      state.append(element("span", `pending ${x.count === null ? "threads" : "arrivals"}: ${arrivals}`));
+      if (x.bytes) state.append(element("span", `awaited bytes: ${number(x.bytes)}`));
+      eventsOfPhase(x).forEach((i, position) => {
+        const [owner, by] = data.agents[events.agent[i]], { python } = data.statements[events.statement[i]] ?? {};
+        const kind = data.kindOf(i), amount = plural(events.amount[i], kind === "arrive" ? "arrival" : "byte");
+        const what = { init: "init", expect_tx: `expects ${amount}` }[kind] ?? amount;
+        const completes = position || x.phase < 1 ? "" : `, completes phase ${x.phase - 1}`;
+        const line = element("div", `← ${owner === cta ? "" : `CTA ${owner} `}${by}: ${what}${completes}, `, "muted");
+        line.append(stepLink(i), python ? `, ${python.file}:${python.line}` : "");
+        card.append(line);
+      });
     }
     for (const y of x.waits) {
       const who = `${y.cta === cta ? "" : `CTA ${y.cta} `}${y.name}`;
@@ -555,6 +599,20 @@ function resize() {
   for (const name of ["line", "muted", "danger", "accent"]) colors[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
+// Returns the cycle up to which what a lane shows has happened at a step; -1 if nothing has.
+function reachedAt(at, lane) {
+  const now = events.time[at] ?? 0, agent = data.agentOfLane[lane], issued = data.operationsOfLane[lane];
+  // Threads that multiply synchronously are the only ones that a tensor core works for.
+  if (agent < 0 && !issued.length) {
+    const own = data.threads.filter((i) => data.agents[i][0] === data.lanes[lane][0]).map((i) => data.laneOfAgent[i]);
+    return Math.max(-1, ...own.filter((x) => x >= 0).map((x) => reachedAt(at, x)));
+  }
+  const own = data.eventsOfAgent[agent] ?? [], i = indexUpTo(own, at), time = events.time[own[i]] ?? -1;
+  const goesOn = i >= 0 && data.kindOf(own[i]) === "block" ? events.time[own[i + 1]] ?? now : -1;
+  const ends = operations.end[issued[indexUpTo(issued, at, (x) => operations.issue[x])]] ?? -1;
+  return Math.max(time, Math.min(now, Math.max(goesOn, ends)));
+}
+
 function draw() {
   if (!size) resize();
   const pen = $("canvas").getContext("2d"), { width, height, scale } = size, color = (name) => colors[name];
@@ -564,15 +622,12 @@ function draw() {
   pen.font = "11px system-ui, sans-serif";
   const lanes = shownLanes(), now = events.time[step] ?? 0;
   drawAxis(pen, x, lanes.length * LANE, width, color);
-  const blocked = new Map(threadsAt(step).map((y) => [data.laneOfAgent[y.agent], y]));
   lanes.forEach((lane, row) => {
-    const top = row * LANE, threads = blocked.get(lane);
-    // Up to here the lane has got; what follows is pale.
-    const until = threads && threads.object < 0 ? events.time[threads.event] : now;
+    const top = row * LANE, until = reachedAt(step, lane); // what follows is pale
     const strength = isDim("lane", lane) ? 0.25 : 1;
     for (const [alpha, from, to] of [[1, fromCycle, until], [0.3, Math.max(fromCycle, until), toCycle]]) {
       pen.globalAlpha = alpha * strength;
-      drawSpans(pen, lane, top, x, from, Math.min(to, toCycle));
+      if (from < to) drawSpans(pen, lane, top, x, from, Math.min(to, toCycle));
     }
     pen.globalAlpha = 1;
     pen.fillStyle = color("line");
@@ -668,8 +723,7 @@ function goTo(to, follow = false) {
   const now = events.time[step] ?? 0;
   if (now < fromCycle || now > toCycle) {
     const length = toCycle - fromCycle;
-    fromCycle = Math.max(0, now - length / 4);
-    toCycle = fromCycle + length;
+    setView(now - length / 4, now + (3 * length) / 4);
   }
   show();
 }
@@ -697,7 +751,9 @@ function stepInLane(lane, count) {
 
 function nextHazard() {
   const next = data.found.find((x) => x.event > step) ?? data.found[0];
-  if (next) goTo(next.event, true);
+  if (!next) return;
+  goTo(next.event, true);
+  $("event-section").scrollIntoView({ block: "nearest" });
 }
 
 function play(on = timer === null) {
@@ -729,6 +785,9 @@ function play(on = timer === null) {
 function show() {
   if (!data.count) return;
   $("number").value = $("slider").value = numberOf(step);
+  const ends = step === data.steps[clusterOf(cta)].at(-1) && step < data.count - 1;
+  const last = data.all_events - 1, which = numberOf(data.count - 1) < last ? "last shown" : "last";
+  $("total").textContent = `of ${number(last)}${ends ? `, the ${which} of this cluster` : ""}`;
   $("clock").textContent = `cycle ${number(events.time[step])}`;
   $("event").textContent = eventText(step);
   const cause = causeOf(step);
@@ -746,6 +805,8 @@ function show() {
   showSource();
   const here = hazardsHere();
   for (const x of $("hazards").children) x.classList.toggle("now", here.some((y) => y.i === +x.dataset.hazard));
+  $("here").replaceChildren(...[...$("hazards").querySelectorAll(".now")].map((x) => x.cloneNode(true)));
+  for (const x of $("here").querySelectorAll("button")) x.remove();
   for (const x of $("names").children) {
     x.classList.toggle("now", data.laneOfAgent[events.agent[step]] === +x.dataset.lane);
     x.classList.toggle("hazard", here.some((y) => y.places.some((z) => isAt(z, x.dataset.lane))));
@@ -766,9 +827,8 @@ function buildPage() {
     const which = data.first ? `${plural(shown, "event")} from step ${number(data.first)} on` : `first ${plural(shown, "event")}`;
     notice(`Only the ${which} are shown, cycles ${number(data.start)} to ${number(data.cycles)}; `
       + `${number(data.all_events - shown)} are cut. To see others, choose the first step: gemmsmith simulate --html FILE `
-      + "--first-step NUMBER, or Simulation.to_html(path, first_step=NUMBER).");
+      + "--first-step NUMBER, or Simulation.to_html(path, first_step=NUMBER).", data.first ? "status" : "alert");
   }
-  $("total").textContent = `of ${number(data.all_events - 1)}`;
   $("number").min = $("slider").min = data.first;
   $("number").max = $("slider").max = last;
   $("cta").replaceChildren(...Array.from({ length: data.grid }, (_, i) => new Option(i, i)));
@@ -794,7 +854,8 @@ function buildPage() {
 
 const lastTime = () => events.time.reduce((x, y) => Math.max(x, y), 0);
 
-function notice(text) {
+function notice(text, role = "alert") {
+  $("notice").setAttribute("role", role);
   $("notice").textContent = text;
   $("notice").hidden = false;
 }
@@ -911,6 +972,8 @@ function buildSchedules() {
   const bad = data.schedules.filter((x) => x.hazards), { seed, hazards } = data.schedules[data.schedule];
   $("schedule").max = data.schedules.length - 1;
   $("schedule").value = data.schedule;
+  $("first-seed").textContent = data.schedules[0].seed;
+  $("last-seed").textContent = data.schedules.at(-1).seed;
   $("schedule").setAttribute("aria-valuetext", `seed ${seed}`);
   $("seed").textContent = `seed ${seed}: ${hazards ? plural(hazards, "hazard") : "no hazards"}. `
     + `${bad.length} of ${data.schedules.length} seeds have hazards${bad.length ? `: ${bad.map((x) => x.seed).join(", ")}` : ""}.`;

@@ -149,7 +149,7 @@ def _steps(record: Record) -> dict[_Where, list[tuple[int, str]]]:
 
 
 def _hazard(hazard: Hazard, steps: dict[_Where, list[tuple[int, str]]]) -> dict[str, Any]:
-    """Return a hazard for the page, and of each place its last event before the hazard, None if it has none.
+    """Return a hazard for the page, and of each place its last event before the hazard, else its first one, or None.
 
     `steps`: those of the record that is shown, empty for a hazard of another launch.
     """
@@ -162,7 +162,8 @@ def _hazard(hazard: Hazard, steps: dict[_Where, list[tuple[int, str]]]) -> dict[
         if isinstance(place, Place):
             made = steps.get((place.number, place.cta, place.loops), [])
             # The threads may be one warp of a group, whose name is then longer.
-            fields["event"] = max((i for i, who in made if i <= last and place.agent.startswith(who)), default=None)
+            own = [i for i, who in made if place.agent.startswith(who)]
+            fields["event"] = max((i for i in own if i <= last), default=min(own, default=None))
     return result
 
 

@@ -287,6 +287,13 @@ class Record:
     def __len__(self) -> int:
         return len(self._events)
 
+    def last_event(self, exited: int | None = None) -> int:
+        """Return the number of the last event or, given a CTA, of the exit of its last threads."""
+        end = len(self._events)
+        if exited is None:
+            return end - 1
+        return max(i for i in range(end) if self._events[i][0] == "exit" and self._events[i][2][0] == exited)
+
     @property
     def events(self) -> list[Event]:
         """The events."""
@@ -309,22 +316,22 @@ class Record:
     def window(self, first: int, end: int) -> Window:
         """Return the events from `first` on, before `end`, after those that the state at the first one depends on.
 
-        Those are, of each barrier, its init, the first event of its phase and the last one; of all threads and engines,
-        the last one; and those of the operations that are not over. The counts of all before are added up.
+        Those are, of each barrier, its init and all of its phase; of all threads and engines, the last one; and those
+        of the operations that are not over. The counts of all before are added up.
         """
-        needed, phases = dict[Any, int](), dict[Any, int]()
+        needed, phases = dict[Any, int](), dict[Any, tuple[int, list[int]]]()
         for i, (kind, _, agent, _, _, *state) in enumerate(self._events[:first]):
             needed["agent", agent] = i
             if kind in BARRIER_EVENTS:
                 barrier, phase = state[:2]
                 needed.setdefault(("init", barrier), i)
-                needed["barrier", barrier] = i
-                if phases.get(barrier) != phase:
-                    phases[barrier] = phase
-                    needed["phase", barrier] = i
+                if barrier not in phases or phases[barrier][0] != phase:
+                    phases[barrier] = phase, []
+                phases[barrier][1].append(i)
         operations = [x for x in self.operations if x.issue < end and not x.is_over_at(first)]
         of_operations = {i for x in operations for i in (x.issue, x.complete, x.commit) if 0 <= i < first}
-        window = Window(copy(self), first, sorted({*needed.values(), *of_operations}))
+        of_phases = {i for _, own in phases.values() for i in own}
+        window = Window(copy(self), first, sorted({*needed.values(), *of_phases, *of_operations}))
         window.record._events = [*map(self._events.__getitem__, window.before), *self._events[first:end]]
         local = window.local
         window.record.operations = [
