@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ Outcomes = dict[Expression, bool]
 Bounds = tuple[float, float]
 """The least and the largest value of an integer."""
 UNBOUNDED = (-math.inf, math.inf)
-_traces: list[Trace] = []
+_local = threading.local()
+"""`trace`: the Trace of the thread."""
 _serial = itertools.count()
 
 
@@ -161,7 +163,7 @@ def _outcome(op: str, *operands: int) -> bool:
     """Return the outcome of a comparison, which is noted unless it compares an expression with itself."""
     outcome, comparison = OPERATIONS[op](*map(int.__int__, operands)), _expression(op, operands)
     if comparison.operands[0] != comparison.operands[1]:
-        _traces[-1].note(comparison, outcome)
+        _local.trace.note(comparison, outcome)
     return bool(outcome)
 
 
@@ -195,12 +197,9 @@ for _name in ("float", "invert", "pos", "round", "floor", "ceil", "trunc"):
 
 @contextmanager
 def traced(bounds: Mapping[str, Bounds]) -> Iterator[Outcomes]:
-    """Yield the outcomes of the comparisons of Symbols within the block, which one thread at a time may enter.
+    """Yield the outcomes of the comparisons of Symbols within the block, in this thread. Blocks do not nest.
 
     `bounds`: of variables; comparisons whose outcomes follow from them are left out.
     """
-    _traces.append(Trace(bounds))
-    try:
-        yield _traces[-1].outcomes
-    finally:
-        _traces.pop()
+    _local.trace = Trace(bounds)
+    yield _local.trace.outcomes

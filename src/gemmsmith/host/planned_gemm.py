@@ -196,6 +196,12 @@ class PlannedGemm:
                 raise HazardError(hazards)
         return complete.value
 
+    def launches_of(
+        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any = None, scale_b: Any = None
+    ) -> Launches:
+        """Return the launches for other arrays, which may be Specs. Raises ArgumentError if the plan does not fit."""
+        return self._launches(self._bind(a, b, out, operands, scale_a, scale_b))
+
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
         """Bind other arrays, with the options, epilogue and orientation that were planned."""
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)

@@ -201,7 +201,7 @@ class Plan:
 
         Raises:
             ArgumentError: The name is no identifier, or the plan is one that no header binds: with groups, block
-                scales, reductions, two arrays as b, or arrays that have to be packed.
+                scales, reductions, functions of whole rows, two arrays as b, or an epilogue that reads sizes.
         """
         from gemmsmith.host.export.files import export
 

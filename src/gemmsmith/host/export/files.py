@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.host.export.header import make_header
+from gemmsmith.host.export.header import make_header, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.trace import Signature
 from gemmsmith.host.planned_gemm import PlannedGemm
@@ -24,14 +25,42 @@ def export(planned: PlannedGemm, folder: str | Path, name: str) -> Path:
         program = Program(signature.explore())
     except NotImplementedError as error:
         raise ArgumentError(f"plan: got one whose arguments need {error}; it cannot be exported yet") from None
+    if not program.slots:
+        raise ArgumentError("plan: got one whose arrays no header can bind; align their rows to 16 bytes")
+    check(signature, program)
     header, kernel = make_header(name, signature, program), planned.kernel
+    description = json.dumps(_description(signature, program), indent=1) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.cubin").write_bytes(compile_source(kernel.source, kernel.name, kernel.chip.target).cubin)
     (folder / f"{name}.cu").write_text(kernel.source, "utf-8")
-    (folder / f"{name}.json").write_text(json.dumps(_description(signature, program), indent=1) + "\n", "utf-8")
+    (folder / f"{name}.json").write_text(with_identifiers(description), "utf-8")
     path = folder / f"{name}.h"
     path.write_text(header, "utf-8")
     return path
+
+
+CHECKS = 16
+"""Problems of which the launches are compared with Python's before a header is written. Chosen."""
+
+
+def check(signature: Signature, program: Program) -> None:
+    """Compare the launches of random problems with those that Python binds anew.
+
+    Raises ArgumentError if they differ, as they do if an epilogue reads the sizes of what it gets.
+    """
+    dice = random.Random(0)
+    for _ in range(CHECKS):
+        values = signature.draw(dice)
+        numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
+        if numbers["error"] or min(values[x.name] for x in signature.variables if not x.is_address) < 2:
+            continue
+        try:
+            differs = program.differences(numbers, signature.rebound(values), values)
+        except ArgumentError as error:
+            differs = f"{error}"
+        if differs:
+            sizes = {x: values[x] for x in ("batch", "m", "n", "k") if x in values}
+            raise ArgumentError(f"plan: got one that no header serves, since with {sizes} {differs}")
 
 
 def _description(signature: Signature, program: Program) -> dict[str, Any]:

@@ -120,6 +120,24 @@ static inline int <!-- name -->_overlap_(const void *a, int64_t a_bytes, const v
     return a_bytes > 0 && b_bytes > 0 && first < <!-- name -->_add_(second, b_bytes) && second < <!-- name -->_add_(first, a_bytes);
 }
 
+/* Whether elements of an array share memory: ordered by their strides, a dimension does not reach over those within. */
+static inline int <!-- name -->_shares_(int64_t n0, int64_t n1, int64_t n2, int64_t s0, int64_t s1, int64_t s2) {
+    int64_t sizes[3], strides[3], last = 0;
+    int i, j;
+    sizes[0] = n0, sizes[1] = n1, sizes[2] = n2;
+    strides[0] = s0, strides[1] = s1, strides[2] = s2;
+    for (i = 0; i < 3; ++i) { /* the least stride of those that are left */
+        int least = -1;
+        for (j = 0; j < 3; ++j)
+            if (sizes[j] > 1 && (least < 0 || strides[j] < strides[least])) least = j;
+        if (least < 0) break;
+        if (strides[least] <= last) return 1;
+        last = <!-- name -->_add_(last, <!-- name -->_mul_(sizes[least] - 1, strides[least]));
+        sizes[least] = 1;
+    }
+    return 0;
+}
+
 typedef struct {
     int64_t error, workspace_bytes, flag_bytes;
 <!-- numbers -->

@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host.export.program import FIELDS, Program
 from gemmsmith.host.export.trace import Array, Signature
@@ -62,6 +63,13 @@ def make_header(name: str, signature: Signature, program: Program) -> str:
     text = Path(__file__).with_name("header.h").read_text("utf-8")
     for part, value in parts.items():
         text = text.replace(f"<!-- {part} -->", value)
+    return with_identifiers(text)
+
+
+def with_identifiers(text: str) -> str:
+    """Return a text with the names of scales as identifiers."""
+    for scale in SCALE_NAMES.values():
+        text = text.replace(scale, scale.replace(" ", "_"))
     return text
 
 
@@ -122,33 +130,46 @@ def _value(program: Program, i: int) -> str:
 
 def _checks(name: str, signature: Signature) -> Iterator[str]:
     """Yield the statements that check the arguments' bounds, leave if there is nothing to do, and refuse overlaps."""
-    addresses = {x.name for x in signature.arrays}
-    sizes = [x.name for x in signature.variables if x.name in ("batch", "m", "n")]
-    for v in signature.variables:
-        if v.name in addresses:
+    sizes = [v for v in signature.variables if v.name in ("batch", "m", "n", "k")]
+    for v in sizes:
+        divides = f" || x->{v.name} % {v.multiple}" * (v.multiple > 1)
+        yield f"    if (x->{v.name} < 0 || x->{v.name} > {v.most}{divides}) return {name}_ERROR_SIZE;"
+    yield f"    if ({' || '.join(f'!x->{v.name}' for v in sizes if v.name != 'k')}) return {name}_OK;"
+    for v in signature.variables[len(sizes) :]:
+        if v.is_address:
             condition = f"!x->{v.name} || (uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
         else:
-            condition = f"x->{v.name} < {0 if v.name in sizes else v.least} || x->{v.name} > INT64_C({v.most})"
-        condition += f" || x->{v.name} % {v.multiple}" * (v.multiple > 1)
+            condition = f"x->{v.name} < {v.least} || x->{v.name} > INT64_C({v.most})"
         yield f"    if ({condition}) return {name}_ERROR_SIZE;"
-    yield f"    if ({' || '.join(f'!x->{x}' for x in sizes)}) return {name}_OK;"
     for x in signature.arrays:
         yield f"    const int64_t {x.name}_bytes = {_bytes(name, x)};"
     results = [x for x in signature.arrays if x.info.writable]
-    conditions = [condition for x in results for condition in _self_overlaps(name, x)]
+    conditions = [_self_overlap(name, x) for x in results]
     for x in results:
-        others = [y for y in signature.arrays if y not in results[: results.index(x) + 1]]
-        conditions += [f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)" for y in others]
+        for y in signature.arrays:
+            if y not in results[: results.index(x) + 1]:
+                overlap = f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)"
+                conditions.append(
+                    overlap + f" && !({_is_same(x, y)})" * (x.sizes == y.sizes and y.name not in ("a", "b"))
+                )
     yield from (f"    if ({condition}) return {name}_ERROR_OVERLAP;" for condition in conditions)
 
 
-def _self_overlaps(name: str, x: Array) -> Iterator[str]:
-    """Yield the conditions under which elements of an array share memory, in C: a stride that its rows exceed."""
-    for axis, stride in enumerate(x.strides):
-        if isinstance(stride, str):
-            is_batch = len(x.strides) == 3 and axis == 0
-            inner = [i for i, s in enumerate(x.strides) if i != axis and (is_batch or s == 1)]
-            yield f"{_size(x, axis)} > 1 && x->{stride} < {_elements(name, x, inner)}"
+def _self_overlap(name: str, x: Array) -> str:
+    """Return the condition under which elements of an array share memory, in C."""
+    axes = range(len(x.strides))
+    strides = ", ".join([f"x->{y}" if isinstance(y, str) else f"{y}" for y in x.strides] + ["1"] * (3 - len(axes)))
+    sizes = ", ".join([_size(x, i) for i in axes] + ["1"] * (3 - len(axes)))
+    return f"{name}_shares_({sizes}, {strides})"
+
+
+def _is_same(x: Array, y: Array) -> str:
+    """Return the condition under which two arrays are one, in C: each element is read before it is written."""
+    if x.info.itemsize != y.info.itemsize:
+        return "0"
+    pairs = [(f"x->{s}" if isinstance(s, str) else f"{s}", f"x->{t}" if isinstance(t, str) else f"{t}")
+             for s, t in zip(x.strides, y.strides, strict=True)]  # fmt: skip
+    return " && ".join([f"x->{x.name} == x->{y.name}", *(f"{s} == {t}" for s, t in pairs if s != t)])
 
 
 def _size(x: Array, axis: int) -> str:
@@ -226,7 +247,8 @@ def _launch(name: str, i: int, launch: Launch) -> str:
             wave = f"(kernels->sms / {kernel.cluster[0]})"
             whole = f"{MAX_CLUSTERS} / {wave} ? {MAX_CLUSTERS} / {wave} * {wave} : {MAX_CLUSTERS}"
             lines.append(f"if (clusters > {MAX_CLUSTERS}) clusters = {whole};")
-    lines += [f"{name}_TRY_({name}_start_(kernels, {i}, clusters, launched, stream, parameters));", "launched = 1;"]
+    pdl = "launched" if kernel.chip.supports("sm_90") else "0"
+    lines += [f"{name}_TRY_({name}_start_(kernels, {i}, clusters, {pdl}, stream, parameters));", "launched = 1;"]
     return "\n".join([f"    if (n.k{i}_clusters > 0) {{", *(f"        {x}" for x in lines), "    }"])
 
 

@@ -48,6 +48,8 @@ class Program:
         root = _tree(paths)
         found = [end for _, end in paths if not isinstance(end, str)]
         self.slots = _slots(found)
+        # The kernel's a is the caller's b if it computes D^T: a launch exchanges the addresses (backends/cuda/run.py).
+        self._of_caller = {"a": "b", "b": "a"} if any(x.swapped for x in found) else {}
         error = self._merge(root, lambda end: self._constant(isinstance(end, str)), self._constant(1))
         self.outputs = {"error": self._constant(1) if error is None else error}
         self.outputs["workspace_bytes"] = self._of_launches(root, lambda x: self._value(x.workspace_bytes))
@@ -100,7 +102,7 @@ class Program:
     def _value(self, x: Any) -> int:
         """Return the operation of an integer, an expression, or an address."""
         if isinstance(x, Pointer):
-            return self._add("+", self._add("variable", x.name), self._value(x.offset))
+            return self._add("+", self._add("variable", self._of_caller.get(x.name, x.name)), self._value(x.offset))
         if isinstance(x, Symbol):
             x = x.expression
         if not isinstance(x, Expression):
@@ -159,6 +161,35 @@ class Program:
             else:
                 values[i] = int(COMPUTE[op](*given))
         return {name: values[i] for name, i in self.outputs.items()}
+
+    def differences(self, numbers: Mapping[str, int], launches: Launches, addresses: Mapping[str, int]) -> str:
+        """Return which of `evaluate`'s numbers are not those of launches; empty if all are.
+
+        `addresses`: of the caller's arrays. Strides of maps whose rows, or matrices, are a single one do not count.
+        """
+        expected: dict[str, Any] = {"workspace_bytes": launches.workspace_bytes, "flag_bytes": launches.flag_bytes}
+        slots = list(self.slots)
+        for launch in launches.all:
+            i = slots.index(_slot_of(launch)) if _slot_of(launch) in slots else -1
+            expected[f"{i}.clusters"] = launch.work_clusters
+            for name, x in launch.arguments.items():
+                values: tuple[Any, ...] = (x,)
+                if isinstance(x, TensorMap):
+                    values = (x.address, *x.extents, *x.strides, *x.box, x.swizzle)
+                for field, value in zip(FIELDS if isinstance(x, TensorMap) else ("",), values, strict=True):
+                    if isinstance(value, Pointer):
+                        value = addresses.get(self._of_caller.get(value.name, value.name), 0) + value.offset
+                    expected[f"{i}.{name}" + f".{field}" * bool(field)] = value
+        wrong = [
+            name
+            for name, x in expected.items()
+            if name in numbers
+            and numbers[name] != x
+            and not (name[-7:-1] == "stride" and name.count(".") == 2 and numbers[f"{name[:-7]}extent{name[-1]}"] <= 1)
+        ]
+        return ", ".join(f"{name} is {numbers[name]}, not {expected[name]}" for name in wrong) or (
+            "other kernels" if any(name.startswith("-1.") for name in expected) else ""
+        )
 
 
 def _tree(paths: Sequence[tuple[Outcomes, _Leaf]]) -> Node | _Leaf:

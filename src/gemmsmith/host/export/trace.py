@@ -12,26 +12,32 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import gcd
 from typing import NamedTuple
 
-from gemmsmith.arrays import ArrayInfo
+from gemmsmith.arrays import ArrayInfo, Spec
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.integers import round_up
-from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
+from gemmsmith.core.mma import N8_COLUMNS
+from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_NAMES, TMA_ALIGNMENT_BYTES
 from gemmsmith.core.symbol import Expression, Outcomes, Symbol, traced
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.launch import Launches
 
 MAX_RUNS, RUNS_WITHOUT_NEWS = 20_000, 1_000
 """Problems that are tried at most, and how many without a new path end the search. Chosen."""
-MAX_DRAWN = 1 << 13
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512,
          513, 1000, 1024, 4096, 5000)  # fmt: skip
-"""Sizes that are tried besides random ones: next to those of tiles and boxes."""
+"""Sizes that are tried besides random ones up to MAX_DRAWN: next to those of tiles and boxes."""
+MAX_DRAWN = 1 << 13
+POWERS = tuple(1 << i for i in range(11))
+"""Sizes that are tried of each new way."""
 MAX_ADDRESS = 1 << 57
 OTHER_LAYOUT = "arrays of another layout or alignment than the plan's; export a plan of arrays like these"
 
@@ -55,6 +61,11 @@ class Variable(NamedTuple):
     most: int
     multiple: int
     draw: Callable[[random.Random, Values], int]
+
+    @property
+    def is_address(self) -> bool:
+        """Whether it is the address of an array."""
+        return self.most == MAX_ADDRESS
 
 
 class Array(NamedTuple):
@@ -105,12 +116,22 @@ class Signature:
             else:
                 self.numbers.append(name)
         self.variables[:0] = map(self._size_variable, sizes)
+        names = [*(x.name for x in self.variables), *self.numbers]
+        if len(names) > len({*names}):
+            raise ArgumentError(f"operands: got {names}, of which two are equal; rename the operand")
         return self
 
     def _size_variable(self, name: str) -> Variable:
         """Return the variable of m, n, k or the batch."""
         multiple = max(by for x in self.arrays for size, by in x.sizes if size == name)
+        if multiple > 1 or (name in ("m", "n") and self._has_halves(name)):
+            multiple = 2 * N8_COLUMNS  # halves alternate in groups of 8
         return Variable(name, "", int(name != "k"), MAX_EXTENT, multiple, partial(_size, name, multiple))
+
+    def _has_halves(self, name: str) -> bool:
+        """Return whether the epilogue has values for two rows (columns) of the accumulator each."""
+        return any((x.rows_per_value if name == "m" else x.columns_per_value) == 2
+                   for x in self.planned.binding.graph.broadcast_dims)  # fmt: skip
 
     def _add_array(
         self, name: str, x: ArrayInfo, dims: tuple[str, ...], sizes: Mapping[str, int], is_whole: bool
@@ -131,6 +152,8 @@ class Signature:
             if is_broadcast or stride in (0, 1):
                 strides.append(stride)
                 continue
+            if stride < 0:
+                raise ArgumentError(f"{name}: got the strides {x.strides}; export a plan with positive ones")
             others = [a for a in axes[-2:] if a[2] not in (0, 1)]
             kind = "batch_stride" if i == len(axes) - 3 else "stride" if len(others) == 1 else f"{dim}_stride"
             strides.append(f"{name}_{kind}")
@@ -138,7 +161,8 @@ class Signature:
         for i in reversed(range(len(axes))):
             if isinstance(step := strides[i], str):
                 inner = [j for j in range(len(axes)) if j != i and (i == axis_of_batch or strides[j] == 1)]
-                multiple, most = x.dtype.elements_in(TMA_ALIGNMENT_BYTES), MAX_STRIDE_BYTES // x.dtype.bytes - 1
+                most = MAX_STRIDE_BYTES // x.dtype.bytes - 1
+                multiple = gcd(x.dtype.elements_in(TMA_ALIGNMENT_BYTES), axes[i][2])
                 draw = partial(_stride, [(extents[j], strides[j]) for j in inner], multiple)
                 what = f"elements from one index of {axes[i][0]} to the next, of {name}"
                 self.variables.append(Variable(step, what, 1, most, 1, draw))
@@ -186,25 +210,59 @@ class Signature:
             symbols = {name: Symbol(x, Expression(name)) for name, x in values.items()}
             return Path(outcomes, self.launches(symbols))
 
+    def rebound(self, values: Values) -> Launches:
+        """Return what the plan launches for stand-ins of other arrays. Raises ArgumentError if it cannot."""
+        specs = {}
+        for x in self.arrays:
+            shape = tuple((values[size] if isinstance(size, str) else size) // by for size, by in x.sizes)
+            strides = tuple(values[y] if isinstance(y, str) else y for y in x.strides)
+            specs[x.name] = Spec(shape, x.info.dtype, strides)
+        graph = self.planned.binding.graph
+        out = {name: specs[result_argument(name)] for name in graph.result_names}
+        operands: dict[str, Spec | float] = {x[3:]: y for x, y in specs.items() if x.startswith("in_")}
+        scales = [operands.pop(name, None) for name in SCALE_NAMES.values()]
+        operands |= {x[3:]: 0.5 for x in self.numbers}
+        only = next(iter(out.values())) if len(out) == 1 else out
+        return self.planned.launches_of(specs["a"], specs["b"], only, operands, *scales)
+
     def explore(self, seed: int = 0) -> list[Path]:
-        """Return all paths that a search finds, each once: it changes single values of problems that took new ones."""
-        dice = random.Random(seed)
+        """Return all paths that a search finds, each once.
+
+        It begins with the plan's own values. Of a problem that takes a new way single values are changed, sizes to all
+        powers of two.
+        """
+        dice, last_news = random.Random(seed), 0
         paths: dict[tuple[tuple[Expression, bool], ...], Path] = {}
-        corpus = [self.draw(dice)]
-        last_news = 0
+        queue, corpus = [self._own_values()], list[Values]()
         for run in range(MAX_RUNS):
-            if run - last_news > RUNS_WITHOUT_NEWS:
+            if queue:
+                values = queue.pop()
+            elif run - last_news > RUNS_WITHOUT_NEWS:
                 break
-            values = self.draw(dice)
-            if run % 4:
-                start, changing = dice.choice(corpus), dice.sample(self.variables, dice.choice((1, 1, 2)))
-                values = start | {x.name: values[x.name] for x in changing}
+            else:
+                values = self.draw(dice)
+                if run % 4:
+                    start, changing = dice.choice(corpus), dice.sample(self.variables, dice.choice((1, 1, 2)))
+                    values = start | {x.name: values[x.name] for x in changing}
             path = self.trace(values)
             key = tuple(path.outcomes.items())
             if key not in paths:
                 paths[key], last_news = path, run
                 corpus.append(values)
+                if not isinstance(path.launches, str):
+                    queue += [values | {x.name: size} for x in self.variables if x.name in ("batch", "m", "n", "k")
+                              for size in (0, *POWERS) if size >= x.least and not size % x.multiple]  # fmt: skip
         return list(paths.values())
+
+    def _own_values(self) -> Values:
+        """Return the values of the plan's own arrays, at some addresses."""
+        binding = self.planned.binding
+        values = dict(zip(("m", "n", "k"), (*binding.shape[-2:], binding.a.shape[-1]), strict=True))
+        values |= zip(("batch",), binding.shape[:-2], strict=False)
+        for i, x in enumerate(self.arrays):
+            values[x.name] = (i + 1) << 40
+            values |= {name: s for name, s in zip(x.strides, x.info.strides, strict=True) if isinstance(name, str)}
+        return {x.name: values[x.name] for x in self.variables}
 
 
 def _check_exportable(binding: Binding, is_retraced: bool) -> None:
@@ -217,6 +275,7 @@ def _check_exportable(binding: Binding, is_retraced: bool) -> None:
         "block scales": bool(binding.scale_granularity),
         "a reduction": any(graph.is_reduction(r) for r in graph.results),
         "a constant result": any(graph.constant_operand_of(r) is not None for r in graph.results),
+        "a function of whole rows, or quantization": bool(row_function_inputs(graph)),
         "two arrays as b": any(isinstance(x, ArrayInfo) and x.interleave_stride for x in binding.arguments.values()),
     }
     for what, is_there in refused.items():
