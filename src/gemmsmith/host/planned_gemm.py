@@ -91,11 +91,6 @@ class PlannedGemm:
         self._has_single_result = self._result_names == ("out",)
 
     @property
-    def is_retraced(self) -> bool:
-        """Whether the epilogue is traced again at each call, since it has no fingerprint."""
-        return self._request.epilogue is not None and self._request.fingerprint is None
-
-    @property
     def caller_problem(self) -> Problem:
         """The problem in the orientation in which the caller gave it."""
         return self.problem.T if self.binding.swapped else self.problem
@@ -195,12 +190,6 @@ class PlannedGemm:
             if hazards := run_simulation(launches, complete.arguments, 0, None).hazards:
                 raise HazardError(hazards)
         return complete.value
-
-    def launches_of(
-        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any = None, scale_b: Any = None
-    ) -> Launches:
-        """Return the launches for other arrays, which may be Specs. Raises ArgumentError if the plan does not fit."""
-        return self._launches(self._bind(a, b, out, operands, scale_a, scale_b))
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
         """Bind other arrays, with the options, epilogue and orientation that were planned."""

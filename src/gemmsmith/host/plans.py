@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arrays import ArrayLike, Operand, Pair
@@ -183,29 +182,6 @@ class Plan:
             checks.check_workspace(workspace)
         merged = checks.merge_operands(operands, named_operands)
         return self._planned.run(a, b, out, merged, scale_a, scale_b, workspace)
-
-    def export(self, folder: str | Path, name: str = "gemm") -> Path:
-        """Write the kernel and one C header, which launches it from C or C++ for any M, N, K, strides and addresses.
-
-        The header needs cuda.h and functions of libcuda, which it finds by a function of the caller: no other library,
-        and no Python. It computes grids, tensor maps and all other arguments, checks them, and launches. No GPU is
-        needed to write it, and ten seconds. In the folder: `name`.h with the cubin, `name`.cu, `name`.cubin, and
-        `name`.json with the arguments.
-
-        Args:
-            folder: It is made if it does not exist.
-            name: The prefix of the header's functions, a C identifier.
-
-        Returns:
-            The path of the header.
-
-        Raises:
-            ArgumentError: The name is no identifier, or the plan is one that no header binds: with groups, block
-                scales, reductions, functions of whole rows, two arrays as b, or an epilogue that reads sizes.
-        """
-        from gemmsmith.host.export.files import export
-
-        return export(self._planned, folder, name)
 
     def prepare(
         self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,

@@ -1,6 +1,6 @@
 /* A product of bf16 by an exported kernel, without Python. The GEMM may have any m; n and k, too.
  *
- *     gemmsmith export 1024x1024x1024 --out . --name gemm
+ *     python -m benchmarks.export 1024x1024x1024 --out . --name gemm
  *     cc -I. -I"$CUDA_HOME/include" gemm.c -o gemm -L"$CUDA_HOME/lib64/stubs" -lcuda -ldl && ./gemm 1000
  *
  * The header needs no -lcuda; the calls of cuMemAlloc and so on here do.
@@ -53,7 +53,7 @@ int main(int count, char **words) {
 
     x.m = m, x.n = n, x.k = k;
     x.a = allocate(2 * m * k), x.a_stride = k; /* row-major */
-    x.b = allocate(2 * k * n), x.b_stride = k; /* column-major, the default layout of the command */
+    x.b = allocate(2 * k * n), x.b_stride = k; /* column-major, the default layout */
     x.out = allocate(2 * m * n), x.out_stride = n;
     x.workspace = allocate(x.workspace_bytes = gemm_workspace_bytes(&x));
     x.flags = allocate(x.flag_bytes = gemm_flag_bytes(&x));

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import gemmsmith
+from benchmarks.export.files import export
+from benchmarks.export.trace import Signature
 from gemmsmith import ArgumentError, Config, Plan, Spec
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host.export.files import export
-from gemmsmith.host.export.trace import Signature
 from gemmsmith.lang.launch import Launches
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -88,14 +88,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @lru_cache
 def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any], Path]:
     """A plan's signature, the description of its header, and the program that launches what it reads."""
-    planned, prefix = PLANS[name]()._planned, "x_" + name.replace(" ", "_").replace("-", "_")
-    header = export(planned, folder, prefix)
+    made, prefix = PLANS[name](), "x_" + name.replace(" ", "_").replace("-", "_")
+    header = export(made, folder, prefix)
     about = json.loads(header.with_suffix(".json").read_text())
     source = folder / f"{prefix}.c"
     source.write_text(driving(prefix, about))
     program = folder / prefix
     compile_with("gcc", "-std=c99", *STRICT, source, "-o", program)
-    return Signature.of(planned), about, program
+    return Signature.of(made._planned), about, program
 
 
 def compile_with(compiler: str, *arguments: Any) -> None:
@@ -279,6 +279,6 @@ def test_what_cannot_be_exported() -> None:
         (gemmsmith.plan(Spec((1, 64), "bf16"), Spec((64, 64), "bf16")), "got m = 1; export a plan for at least 2"),
     ):
         with pytest.raises(ArgumentError, match=error):
-            refused.export("unused")
+            export(refused, "unused")
     with pytest.raises(ArgumentError, match="name: got '2x'; use a C identifier"):
-        plan().export("unused", "2x")
+        export(plan(), "unused", "2x")

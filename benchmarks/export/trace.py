@@ -15,6 +15,7 @@ from functools import partial
 from math import gcd
 from typing import NamedTuple
 
+from benchmarks.export.symbol import Expression, Outcomes, Symbol, traced
 from gemmsmith.arrays import ArrayInfo, Spec
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.matrices import orient_problem
@@ -23,7 +24,6 @@ from gemmsmith.core.frozen import changed
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.mma import N8_COLUMNS
 from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_NAMES, TMA_ALIGNMENT_BYTES
-from gemmsmith.core.symbol import Expression, Outcomes, Symbol, traced
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.host.launch_sequence import build_launches
@@ -103,7 +103,7 @@ class Signature:
     def of(cls, planned: PlannedGemm) -> Signature:
         """Return the signature of a plan. Raises ArgumentError if the plan cannot be exported."""
         binding, self = planned.binding, cls(planned)
-        _check_exportable(binding, planned.is_retraced)
+        _check_exportable(planned)
         (*batch, m, n), k = binding.shape, binding.a.shape[-1]
         sizes = dict(zip(("batch",), batch, strict=False)) | {"m": m, "n": n, "k": k}
         for name, size in sizes.items():
@@ -223,7 +223,7 @@ class Signature:
         scales = [operands.pop(name, None) for name in SCALE_NAMES.values()]
         operands |= {x[3:]: 0.5 for x in self.numbers}
         only = next(iter(out.values())) if len(out) == 1 else out
-        return self.planned.launches_of(specs["a"], specs["b"], only, operands, *scales)
+        return self.planned._launches(self.planned._bind(specs["a"], specs["b"], only, operands, *scales))
 
     def explore(self, seed: int = 0) -> list[Path]:
         """Return all paths that a search finds, each once.
@@ -265,11 +265,12 @@ class Signature:
         return {x.name: values[x.name] for x in self.variables}
 
 
-def _check_exportable(binding: Binding, is_retraced: bool) -> None:
+def _check_exportable(planned: PlannedGemm) -> None:
     """Raise ArgumentError if a header cannot bind the arrays of a plan yet."""
+    binding, request = planned.binding, planned._request
     graph = binding.graph
     refused = {
-        "an epilogue that is traced at each call": is_retraced,
+        "an epilogue that is traced at each call": request.epilogue is not None and request.fingerprint is None,
         "a grouped GEMM": binding.grouping is not None,
         "a design with arrays of its own": binding.product is not None and binding.grouping is None,
         "block scales": bool(binding.scale_granularity),

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.export.program import FIELDS, Program
+from benchmarks.export.trace import Array, Signature
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
@@ -13,8 +15,6 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host.export.program import FIELDS, Program
-from gemmsmith.host.export.trace import Array, Signature
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch
