@@ -41,21 +41,21 @@ def value(x: Any, variables: dict[str, int]) -> int:
     return OPERATIONS[x.op](*(value(y, variables) for y in x.operands)) if x.operands else variables[x.op]
 
 
-@pytest.mark.parametrize("seed", random.sample(range(1 << 30), 200))
-def test_conditions_decide_the_way(seed: int) -> None:
+def test_conditions_decide_the_way() -> None:
     """Of values with the same outcomes of the comparisons that were noted all outcomes are the same, and all results
     those of the expressions."""
-    values = drawn()
-    with traced(BOUNDS) as noted:
-        results, outcomes = computation(seed, {name: Symbol(x, Expression(name)) for name, x in values.items()})
-    assert (list(map(int.__int__, results)), outcomes) == computation(seed, values)
-    for _ in range(100):
-        others = drawn()
-        if random.random() < 0.7:
-            others = values | {name: others[name] for name in random.sample(list(others), 1)}
-        if all(value(comparison, others) == outcome for comparison, outcome in noted.items()):
-            expected = [value(x.expression if isinstance(x, Symbol) else x, others) for x in results]
-            assert (expected, outcomes) == computation(seed, others), (values, others)
+    for seed in random.sample(range(1 << 30), 200):
+        values = drawn()
+        with traced(BOUNDS) as noted:
+            results, outcomes = computation(seed, {name: Symbol(x, Expression(name)) for name, x in values.items()})
+        assert (list(map(int.__int__, results)), outcomes) == computation(seed, values)
+        for _ in range(100):
+            others = drawn()
+            if random.random() < 0.7:
+                others = values | {name: others[name] for name in random.sample(list(others), 1)}
+            if all(value(comparison, others) == outcome for comparison, outcome in noted.items()):
+                expected = [value(x.expression if isinstance(x, Symbol) else x, others) for x in results]
+                assert (expected, outcomes) == computation(seed, others), (seed, values, others)
 
 
 def test_what_is_implied_is_not_noted() -> None:
