@@ -76,7 +76,7 @@ class Program:
         for name, x in example.arguments.items():
             if kinds[name] in ("f32", "cluster_permutation"):
                 continue
-            for field in FIELDS if isinstance(x, TensorMap) else ("",):
+            for field in _numbers_of(x):
                 get = of_slot(partial(self._argument, name, field))
                 self.outputs[f"{i}.{name}" + f".{field}" * bool(field)] = self._of_launches(root, get)
 
@@ -96,8 +96,7 @@ class Program:
 
     def _argument(self, name: str, field: str, launch: Launch) -> int:
         """Return the operation of an argument, or of a number of a tensor map."""
-        x: Any = launch.arguments[name]
-        return self._value((x.address, *x.extents, *x.strides, *x.box, x.swizzle)[FIELDS.index(field)] if field else x)
+        return self._value(_numbers_of(launch.arguments[name])[field])
 
     def _value(self, x: Any) -> int:
         """Return the operation of an integer, an expression, or an address."""
@@ -173,10 +172,7 @@ class Program:
             i = slots.index(_slot_of(launch)) if _slot_of(launch) in slots else -1
             expected[f"{i}.clusters"] = launch.work_clusters
             for name, x in launch.arguments.items():
-                values: tuple[Any, ...] = (x,)
-                if isinstance(x, TensorMap):
-                    values = (x.address, *x.extents, *x.strides, *x.box, x.swizzle)
-                for field, value in zip(FIELDS if isinstance(x, TensorMap) else ("",), values, strict=True):
+                for field, value in _numbers_of(x).items():
                     if isinstance(value, Pointer):
                         value = addresses.get(self._of_caller.get(value.name, value.name), 0) + value.offset
                     expected[f"{i}.{name}" + f".{field}" * bool(field)] = value
@@ -203,6 +199,13 @@ def _tree(paths: Sequence[tuple[Outcomes, _Leaf]]) -> Node | _Leaf:
             following = Node(steps[i + 1][0]) if i + 1 < len(steps) else end
             node = node.ends.setdefault(outcome, following)
     return root
+
+
+def _numbers_of(x: Any) -> dict[str, Any]:
+    """Return the numbers of a tensor map by FIELDS, or another argument under an empty name."""
+    if not isinstance(x, TensorMap):
+        return {"": x}
+    return dict(zip(FIELDS, (x.address, *x.extents, *x.strides, *x.box, x.swizzle), strict=True))
 
 
 def _slot_of(launch: Launch) -> _Slot:

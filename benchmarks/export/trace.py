@@ -79,6 +79,11 @@ class Array(NamedTuple):
     sizes: tuple[tuple[str | int, int], ...]
     strides: tuple[str | int, ...]
 
+    def layout(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape and the strides for these values of the variables."""
+        sizes = ((_value(size, values), by) for size, by in self.sizes)
+        return tuple(x if by == 1 else x // by for x, by in sizes), tuple(_value(x, values) for x in self.strides)
+
 
 class Path(NamedTuple):
     """Outcomes of comparisons, and what is launched if they are so: launches of Symbols, or why nothing can be."""
@@ -178,14 +183,9 @@ class Signature:
     def bind(self, values: Mapping[str, int]) -> Binding:
         """Return the plan's binding for other values, which may be Symbols."""
         binding = self.planned.binding
-
-        def value(x: str | int) -> int:
-            return values[x] if isinstance(x, str) else x
-
         arguments = dict(binding.arguments)
         for x in self.arrays:
-            shape = tuple(value(size) if by == 1 else value(size) // by for size, by in x.sizes)
-            strides = tuple(map(value, x.strides))
+            shape, strides = x.layout(values)
             arguments[x.name] = x.info._replace(shape=shape, strides=strides, address=values[x.name])
         shape = tuple(values[name] for name in ("batch", "m", "n") if name in values)
         oriented = orient_problem(
@@ -201,8 +201,8 @@ class Signature:
             if binding.kernel_spec(self.planned.config) != self.planned.spec:
                 return OTHER_LAYOUT
             return build_launches(binding, self.planned.spec)
-        except GemmsmithError as error:
-            return OTHER_LAYOUT if isinstance(values["m"], Symbol) else f"{error}"
+        except GemmsmithError:
+            return OTHER_LAYOUT
 
     def trace(self, values: Values) -> Path:
         """Return the path of these values."""
@@ -212,11 +212,8 @@ class Signature:
 
     def rebound(self, values: Values) -> Launches:
         """Return what the plan launches for stand-ins of other arrays. Raises ArgumentError if it cannot."""
-        specs = {}
-        for x in self.arrays:
-            shape = tuple((values[size] if isinstance(size, str) else size) // by for size, by in x.sizes)
-            strides = tuple(values[y] if isinstance(y, str) else y for y in x.strides)
-            specs[x.name] = Spec(shape, x.info.dtype, strides)
+        layouts = ((x, *x.layout(values)) for x in self.arrays)
+        specs = {x.name: Spec(shape, x.info.dtype, strides) for x, shape, strides in layouts}
         graph = self.planned.binding.graph
         out = {name: specs[result_argument(name)] for name in graph.result_names}
         operands: dict[str, Spec | float] = {x[3:]: y for x, y in specs.items() if x.startswith("in_")}
@@ -305,9 +302,11 @@ def _stride(
 
     They are as in `Array`, and their strides were drawn before.
     """
-
-    def value(x: str | int) -> int:
-        return values[x] if isinstance(x, str) else x
-
-    length = 1 + sum(max(value(size) // by - 1, 0) * value(stride) for (size, by), stride in inner)
+    reach = (max(_value(size, values) // by - 1, 0) * _value(stride, values) for (size, by), stride in inner)
+    length = 1 + sum(reach)
     return round_up(length, multiple) + multiple * dice.choice((0, 0, dice.randrange(8)))
+
+
+def _value(x: str | int, values: Mapping[str, int]) -> int:
+    """Return a variable's value, or a number as it is."""
+    return values[x] if isinstance(x, str) else x
