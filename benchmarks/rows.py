@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import re
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -61,10 +62,13 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_builtin_table(file: Path, machine: dict[str, Any], rows: list[Row]) -> None:
-    """Write the table of configs that the package ships, sorted by operands and sizes."""
-    rows = sorted(rows, key=lambda r: (r.get("operands", ""), r["n"], r["k"], r["m"]))
-    lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows)
-    file.write_text(f'{{"machine": {json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n')
+    """Write the table of configs that the package ships, sorted by operands and sizes, a line for each layer."""
+    table: dict[str, dict[str, dict[int, str]]] = {}
+    for r in sorted(rows, key=lambda r: (r.get("operands", "16 bits"), r["n"], r["k"], r["m"])):
+        layers = table.setdefault(r.get("operands", "16 bits"), {})
+        layers.setdefault(f"{r['n']}x{r['k']}", {})[r["m"]] = r["config"]
+    text = json.dumps({"machine": machine, "configs": table}, separators=(",", ":"))
+    file.write_text(re.sub(r'("\w+x\w+":\{)', r"\n\1", text) + "\n")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:

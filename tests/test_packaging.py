@@ -49,5 +49,5 @@ def test_the_wheel_is_smaller_than_1_mb() -> None:
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in SOURCES.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                packed.write(path)
+                packed.write(path, path.relative_to(SOURCES.parent))
     assert wheel.tell() < 10**6

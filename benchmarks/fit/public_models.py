@@ -31,6 +31,7 @@ from gemmsmith.tuning.choice import candidates
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.search import compile_all, measure, random_sets
+from gemmsmith.tuning.tuned_table import builtin_rows
 
 Job = tuple[int, int, int]
 ROWS = (256, 128, 512, 64, 1024, 4096)
@@ -76,11 +77,10 @@ def measured(job: Job) -> Row:
 
 def enter(file: Path) -> None:
     """Enter the rows into the table; a GEMM that it has keeps its config."""
-    table, added = json.loads(TABLE.read_text()), read(file)
-    known = {(r["m"], r["n"], r["k"]) for r in table["rows"]}
-    rows = [{name: r[name] for name in ("m", "n", "k", "config", "us")} for r in added["rows"]]
-    new = [r for r in rows if (r["m"], r["n"], r["k"]) not in known]
-    write_builtin_table(TABLE, table["machine"], [*table["rows"], *new])
+    rows = builtin_rows()
+    known = {(r["m"], r["n"], r["k"]) for r in rows}
+    new = [r for r in read(file)["rows"] if (r["m"], r["n"], r["k"]) not in known]
+    write_builtin_table(TABLE, json.loads(TABLE.read_text())["machine"], [*rows, *new])
 
 
 def main() -> None:

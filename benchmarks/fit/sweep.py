@@ -16,7 +16,6 @@ only. --enter enters a sweep's best configs into the table that the package ship
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from functools import partial
@@ -33,6 +32,7 @@ from gemmsmith import Config
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.search import compile_all, steady_state_us, successive_halving
 from gemmsmith.tuning.stage_count import fit_stages
+from gemmsmith.tuning.tuned_table import builtin_rows
 
 Rounds = tuple[tuple[int, float], ...]
 """Rounds of `successive_halving`: configs, and microseconds of a block."""
@@ -130,9 +130,8 @@ def enter(sweep: Path, table: Path) -> None:
 
     It replaces the table's config if it is BETTER.
     """
-    entries = json.loads(table.read_text())["rows"] if table.exists() else []
-    others = [r for r in entries if "operands" in r]  # of 8 bits
-    rows = {(r["m"], r["n"], r["k"]): r for r in entries if "operands" not in r}
+    others = [r for r in builtin_rows() if r["operands"] != "16 bits"]
+    rows = {(r["m"], r["n"], r["k"]): r for r in builtin_rows() if r["operands"] == "16 bits"}
     results = read(sweep)
     for shape, group in shapes_of(results["rows"]).items():
         if group[0].get("block_seconds", 0) < block_seconds(shape[0]):
@@ -143,8 +142,7 @@ def enter(sweep: Path, table: Path) -> None:
         current = Config.parse(rows[shape]["config"]) if shape in rows else chosen
         if current in timed and timed[chosen]["ratio"] < timed[current]["ratio"] * BETTER:
             chosen = current
-        us = round(timed[chosen]["us"], 2)
-        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": str(chosen), "us": us}
+        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": str(chosen)}
     made_with = {name: x for name, x in results["machine"].items() if name not in ("command", "note")}
     write_builtin_table(table, made_with, [*rows.values(), *others])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from importlib import resources
 
 from benchmarks.models import PUBLIC_LAYERS
 from benchmarks.rows import load, names
@@ -23,6 +21,7 @@ from benchmarks.suite import (
     classes,
     roles,
 )
+from gemmsmith.tuning.tuned_table import builtin_rows
 
 
 def is_power_of_two(m: int) -> bool:
@@ -33,7 +32,7 @@ def test_unseen_shapes_are_200_of_their_own() -> None:
     """Their (N, K) are tuned only if they are layers of public models: an entry serves its N and K, whatever M."""
     assert len(set(UNSEEN)) == len(UNSEEN) == 200
     assert not set(UNSEEN) & {*SUITE, *CUBES, *LAYERS, *UNALIGNED}
-    table = json.loads((resources.files("gemmsmith.tuning") / "tuned.json").read_text())["rows"]
+    table = builtin_rows()
     assert table
     tuned = {(row["n"], row["k"]) for row in table} - set(PUBLIC_LAYERS)
     assert not {(n, k) for _, n, k in UNSEEN} & tuned
@@ -61,10 +60,9 @@ def test_unseen_products_take_less_than_3_ms_at_700_tflops() -> None:
 def fitted_to() -> set[tuple[int, int]]:
     """(N, K) of the table of tuned configs, of the model's training, and of all surveys and sweeps; those of gradients
     are of the training's layers."""
-    table = json.loads((resources.files("gemmsmith.tuning") / "tuned.json").read_text())
-    files = [table, *(load(name) for name in names() if name.startswith(("survey-", "sweep-")))]
+    files = [load(name) for name in names() if name.startswith(("survey-", "sweep-"))]
     rows = [row for file in files if file.get("operands") not in ("nn", "tn", "tt") for row in file["rows"]]
-    return {(row["n"], row["k"]) for row in rows} | {(n, k) for _, n, k in (*TRAINING, *UNSEEN)}
+    return {(row["n"], row["k"]) for row in (*rows, *builtin_rows())} | {(n, k) for _, n, k in (*TRAINING, *UNSEEN)}
 
 
 def test_a_training_steps_products_are_of_twenty_layers_that_nothing_is_fitted_to() -> None:

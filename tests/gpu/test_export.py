@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from benchmarks.export.files import export
 from gemmsmith import Config
 
 torch = pytest.importorskip("torch")
@@ -21,7 +20,7 @@ HOME = next((x for x in ("/usr/local/cuda", "/opt/cuda") if Path(x, "include/cud
 pytestmark = [
     pytest.mark.gpu, pytest.mark.skipif(not (HOME and shutil.which("gcc")), reason="needs gcc and cuda.h"),
 ]  # fmt: skip
-EXAMPLE = Path(__file__).parents[2] / "benchmarks/export/gemm.c"
+EXAMPLE = Path(__file__).parents[2] / "examples/deploy/gemm.c"
 
 LIBRARY = """
 #include <dlfcn.h>
@@ -59,7 +58,7 @@ def test_bits_are_pythons(layout: str, config: Config | None, is_fused: bool, tm
     a, b = random_matrix(512, 1024, layout[0]), random_matrix(1024, 768, layout[1])
     operands = {"bias": torch.randn(768, device="cuda"), "alpha": 0.5} if is_fused else {}
     plan = gemmsmith.plan(a, b, epilogue=scaled if is_fused else None, config=config, **operands)
-    about = json.loads(export(plan, tmp_path).with_suffix(".json").read_text())
+    about = json.loads(plan.export(tmp_path).with_suffix(".json").read_text())
     (tmp_path / "library.c").write_text(LIBRARY)
     command = ["gcc", "-shared", "-fPIC", f"-I{HOME}/include", "library.c", "-o", "library.so", "-ldl"]
     subprocess.run(command, check=True, cwd=tmp_path)
@@ -95,7 +94,7 @@ def test_bits_are_pythons(layout: str, config: Config | None, is_fused: bool, tm
 
 
 def test_the_example(tmp_path: Path) -> None:
-    export(gemmsmith.plan(random_matrix(1024, 1024), random_matrix(1024, 1024, "t")), tmp_path)
+    gemmsmith.plan(random_matrix(1024, 1024), random_matrix(1024, 1024, "t")).export(tmp_path)
     libraries = [f"-L{x}" for x in ("/usr/local/nvidia/lib64", f"{HOME}/lib64/stubs") if Path(x).exists()]
     command = ["gcc", "-I.", f"-I{HOME}/include", EXAMPLE, "-o", "gemm", *libraries, "-lcuda", "-ldl"]
     subprocess.run(command, check=True, cwd=tmp_path)

@@ -36,7 +36,8 @@ def test_a_plan_has_what_users_need() -> None:
     plan = gemmsmith.plan(matrix(64, 64, False), matrix(64, 64, False), config=SMALL)
     facts = {"config", "origin", "problem", "why", "estimated_us", "epilogue", "workspace_bytes"}
     code = {"source", "ptx", "sass", "resources"}
-    assert {name for name in dir(plan) if not name.startswith("_")} == facts | code | {"run", "prepare", "simulate"}
+    calls = {"run", "prepare", "simulate", "export"}
+    assert {name for name in dir(plan) if not name.startswith("_")} == facts | code | calls
 
 
 @settings(max_examples=80)

@@ -21,7 +21,7 @@ REFUSED = 2
 
 
 COMMANDS = {"run": "commands", "simulate": "commands", "show": "commands", **{
-    name: name for name in ("bench", "cache", "doctor", "explain", "ladder", "layout", "raster", "table", "tune")
+    x: x for x in ("bench", "cache", "doctor", "explain", "export", "ladder", "layout", "raster", "table", "tune")
 }}  # fmt: skip
 """The module of gemmsmith.cli of each command."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arrays import ArrayLike, Operand, Pair
@@ -245,3 +246,26 @@ class Plan:
             launches, binding.arguments, seed, progress, counters, record=record, schedules=schedules
         )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records, counters)
+
+    def export(self, folder: str | Path, name: str = "gemm") -> Path:
+        """Write the kernels and one C header that launches them, for any M, N, K, strides and addresses.
+
+        The header needs cuda.h and functions of libcuda, which it finds by a function of the caller: no other library,
+        and no Python. It computes grids, tensor maps and all other arguments, checks them, and launches. No GPU is
+        needed to write it.
+
+        Args:
+            folder: Where `name`.h with the cubins, `name`.cu, `name`.cubin, and `name`.json with the arguments go. It
+                is made if it does not exist.
+            name: The prefix of the header's functions, a C identifier.
+
+        Returns:
+            The path of the header.
+
+        Raises:
+            ArgumentError: The name is no identifier, or the plan is one that no header binds: with groups, block
+                scales, reductions, functions of whole rows, two arrays as b, or an epilogue that reads sizes.
+        """
+        from gemmsmith.host.export.files import export
+
+        return export(self._planned, folder, name)

@@ -77,11 +77,10 @@ def explain_config(
     total = float(e.cycles[0])
     entry = find_entry(problem, epilogue, gpu) if origin.startswith("tuned") else None
     measured = "not measured"
-    if entry and entry.us:
+    if entry:
         plain = "" if origin == "tuned" else ", no epilogue"
-        measured = (
-            f"measured {entry.us:.1f} us ({entry.gpu.name if entry.gpu else 'another GPU'}, M = {entry.m}{plain})"
-        )
+        time = f"measured {entry.us:.1f} us" if entry.us else "fastest measured"
+        measured = f"{time} ({entry.gpu.name if entry.gpu else 'another GPU'}, M = {entry.m}{plain})"
     summary = f"{bound}: estimated {microseconds(total)} us ({gpu.name}, {SM_CLOCK_MHZ} MHz), {measured}"
     operands = zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
     further += [line for x in operands if (line := _mn_major_line(*x))]

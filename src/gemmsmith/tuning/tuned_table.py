@@ -30,8 +30,8 @@ from gemmsmith.tuning.packing_cost import packs_needlessly
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
 BUILTIN_TABLE_FILE = "tuned.json"
-"""File of the built-in table, in this folder, measured on an H200: for 16-bit operands by benchmarks/fit/sweep.py, for
-FP8 with block scales the fastest in survey-fp8-layers-h200 and fp8-h200."""
+"""File of the built-in table, in this folder: configs by operand class, N x K and M. They are the fastest on an H200:
+for 16-bit operands of benchmarks/fit, for FP8 with block scales of survey-fp8-layers-h200 and fp8-h200."""
 MAX_MODEL_SLOWDOWN = 1.02
 """Maximum ratio of the model's time for an entry of another layout to its time for its own choice; and maximum growth
 of that ratio from the M that an entry was measured for to another M, or by an epilogue. Chosen."""
@@ -42,7 +42,7 @@ SHARED_ENTRY_MAX_M = 64
 class Entry(NamedTuple):
     """A config, and the M, the operand layout and the GPU (None: another one) that it was measured for.
 
-    `us`: its microseconds then; None if the row has none.
+    `us`: its microseconds then; None if they are not known.
     """
 
     m: int
@@ -60,7 +60,7 @@ class TunedTable:
 
         Args:
             rows: Each has m, n, k, config (a Config's text), and optionally operands (the operand class, default "16
-                bits"), layout (default "nt"), gpu (default H200) and us (microseconds).
+                bits"), layout (default "nt") and gpu (default H200).
 
         Raises:
             KeyError, TypeError, ValueError: A row is malformed.
@@ -70,8 +70,7 @@ class TunedTable:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config.parse(row["config"])
             check_config(config)
-            gpu, us = find_gpu(row.get("gpu", H200.name)), row.get("us")
-            entry = Entry(m, config, row.get("layout", "nt"), gpu, None if us is None else float(us))
+            entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)), None)
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
@@ -226,5 +225,18 @@ def lookup_tuned(
 @lru_cache(maxsize=1)
 def builtin_table() -> TunedTable:
     """Return the built-in table."""
+    return TunedTable(builtin_rows())
+
+
+def builtin_rows() -> list[dict[str, Any]]:
+    """Return the rows of the built-in table."""
     file = resources.files("gemmsmith.tuning") / BUILTIN_TABLE_FILE
-    return TunedTable(json.loads(file.read_text())["rows"]) if file.is_file() else TunedTable()
+    if not file.is_file():
+        return []
+    return [
+        {"m": int(m), "n": n, "k": k, "operands": operands, "config": config}
+        for operands, layers in json.loads(file.read_text())["configs"].items()
+        for layer, configs in layers.items()
+        for n, k in [map(int, layer.split("x"))]
+        for m, config in configs.items()
+    ]

@@ -15,7 +15,6 @@ from functools import partial
 from math import gcd
 from typing import NamedTuple
 
-from benchmarks.export.symbol import Expression, Outcomes, Symbol, traced
 from gemmsmith.arrays import ArrayInfo, Spec
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.matrices import orient_problem
@@ -26,6 +25,7 @@ from gemmsmith.core.mma import N8_COLUMNS
 from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_NAMES, TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.register_usage import row_function_inputs
+from gemmsmith.host.export.symbol import Expression, Outcomes, Symbol, traced
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.launch import Launches

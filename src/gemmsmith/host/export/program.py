@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Union
 
-from benchmarks.export.symbol import OPERATIONS, Expression, Outcomes, Symbol
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.host.export.symbol import OPERATIONS, Expression, Outcomes, Symbol
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 

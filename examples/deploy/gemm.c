@@ -1,6 +1,6 @@
 /* A product of bf16 by an exported kernel, without Python. The GEMM may have any m; n and k, too.
  *
- *     python -m benchmarks.export 1024x1024x1024 --out . --name gemm
+ *     gemmsmith export 1024x1024x1024
  *     cc -I. -I"$CUDA_HOME/include" gemm.c -o gemm -L"$CUDA_HOME/lib64/stubs" -lcuda -ldl && ./gemm 1000
  *
  * The header needs no -lcuda; the calls of cuMemAlloc and so on here do.

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.export.program import FIELDS, Program
-from benchmarks.export.trace import Array, Signature
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
@@ -15,6 +13,8 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.host.export.program import FIELDS, Program
+from gemmsmith.host.export.trace import Array, Signature
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch
@@ -149,9 +149,8 @@ def _checks(name: str, signature: Signature) -> Iterator[str]:
         for y in signature.arrays:
             if y not in results[: results.index(x) + 1]:
                 overlap = f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)"
-                conditions.append(
-                    overlap + f" && !({_is_same(x, y)})" * (x.sizes == y.sizes and y.name not in ("a", "b"))
-                )
+                may_be_same = x.sizes == y.sizes and y.name not in ("a", "b")
+                conditions.append(f"{overlap} && !({_is_same(x, y)})" if may_be_same else overlap)
     yield from (f"    if ({condition}) return {name}_ERROR_OVERLAP;" for condition in conditions)
 
 

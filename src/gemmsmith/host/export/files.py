@@ -7,34 +7,16 @@ import random
 from pathlib import Path
 from typing import Any
 
-from benchmarks.export.header import make_header, with_identifiers
-from benchmarks.export.program import Program
-from benchmarks.export.trace import Signature
-from gemmsmith import Plan
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.host.export.header import make_header, with_identifiers
+from gemmsmith.host.export.program import Program
+from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.planned_gemm import PlannedGemm
 
 
-def export(plan: Plan, folder: str | Path, name: str = "gemm") -> Path:
-    """Write a plan's kernel and one C header, which launches it for any M, N, K, strides and addresses.
-
-    The header needs cuda.h and functions of libcuda, which it finds by a function of the caller: no other library, and
-    no Python. It computes grids, tensor maps and all other arguments, checks them, and launches. No GPU is needed to
-    write it. In the folder: `name`.h with the cubin, `name`.cu, `name`.cubin, and `name`.json with the arguments.
-
-    Args:
-        plan: The plan. Its layouts are the header's, and its config.
-        folder: It is made if it does not exist.
-        name: The prefix of the header's functions, a C identifier.
-
-    Returns:
-        The path of the header.
-
-    Raises:
-        ArgumentError: The name is no identifier, or the plan is one that no header binds: with groups, block scales,
-            reductions, functions of whole rows, two arrays as b, or an epilogue that reads sizes.
-    """
-    planned = plan._planned
+def export(planned: PlannedGemm, folder: str | Path, name: str) -> Path:
+    """Write the files that `Plan.export` documents, and return the header's path."""
     signature, folder = Signature.of(planned), Path(folder)
     try:
         program = Program(signature.explore())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.export.symbol import OPERATIONS, Expression, Symbol, traced
+from gemmsmith.host.export.symbol import OPERATIONS, Expression, Symbol, traced
 
 BOUNDS = {"m": (1, 12), "n": (0, 6), "k": (-5, 5), "free": (-math.inf, math.inf)}
 
