@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -247,7 +247,7 @@ class Plan:
         )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records, counters)
 
-    def export(self, folder: str | Path, name: str = "gemm") -> Path:
+    def export(self, folder: str | Path, name: str = "gemm", others: Iterable[Plan] = ()) -> Path:
         """Write the kernels and one C header that launches them, for any M, N, K, strides and addresses.
 
         The header needs cuda.h and functions of libcuda, which it finds by a function of the caller: no other library,
@@ -258,14 +258,17 @@ class Plan:
             folder: Where `name`.h with the cubins, `name`.cu, `name`.cubin, and `name`.json with the arguments go. It
                 is made if it does not exist.
             name: The prefix of the header's functions, a C identifier.
+            others: Plans of the same GEMM for other M. The header then chooses by M: each plan serves M up to its own,
+                and the one of the most rows every larger M.
 
         Returns:
             The path of the header.
 
         Raises:
-            ArgumentError: The name is no identifier, or the plan is one that no header binds: with groups, block
-                scales, reductions, functions of whole rows, two arrays as b, or an epilogue that reads sizes.
+            ArgumentError: The name is no identifier, a plan of `others` takes other arrays, or a plan is one that no
+                header binds: with groups, block scales, reductions, functions of whole rows, two arrays as b, or an
+                epilogue that reads sizes.
         """
         from gemmsmith.host.export.files import export
 
-        return export(self._planned, folder, name)
+        return export([self._planned, *(x._planned for x in others)], folder, name)

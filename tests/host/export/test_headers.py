@@ -88,13 +88,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any], Path]:
     """A plan's signature, the description of its header, and the program that launches what it reads."""
     made, prefix = PLANS[name](), "x_" + name.replace(" ", "_").replace("-", "_")
-    header = made.export(folder, prefix)
+    return Signature.of(made._planned), *program_of(made.export(folder, prefix))
+
+
+def program_of(header: Path) -> tuple[dict[str, Any], Path]:
+    """The description of a header, and a program that launches what it reads."""
     about = json.loads(header.with_suffix(".json").read_text())
-    source = folder / f"{prefix}.c"
-    source.write_text(driving(prefix, about))
-    program = folder / prefix
+    source, program = header.with_suffix(".c"), header.with_suffix("")
+    source.write_text(driving(header.stem, about))
     compile_with("gcc", "-std=c99", *STRICT, source, "-o", program)
-    return Signature.of(made._planned), about, program
+    return about, program
 
 
 def compile_with(compiler: str, *arguments: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +13,49 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.export.header import make_header, with_identifiers
 from gemmsmith.host.export.program import Program
-from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.export.trace import Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
 
 
-def export(planned: PlannedGemm, folder: str | Path, name: str) -> Path:
-    """Write the files that `Plan.export` documents, and return the header's path."""
-    signature, folder = Signature.of(planned), Path(folder)
+def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
+    """Write the files that `Plan.export` documents, and return the header's path.
+
+    `plans`: each serves M up to its own, the last every larger M.
+    """
+    signatures, folder = sorted(map(Signature.of, plans), key=lambda x: x.rows), Path(folder)
+    check_alike(signatures)
     try:
-        program = Program(signature.explore())
+        program = Program(explore_choice(signatures))
     except NotImplementedError as error:
         raise ArgumentError(f"plan: got one whose arguments need {error}; it cannot be exported yet") from None
     if not program.slots:
         raise ArgumentError("plan: got one whose arrays no header can bind; align their rows to 16 bytes")
-    check(signature, program)
-    header, kernel = make_header(name, signature, program), planned.kernel
-    description = json.dumps(_description(signature, program), indent=1) + "\n"
+    for signature, rows in zip(signatures, served_rows(signatures), strict=True):
+        check(signature, program, rows)
+    header = make_header(name, signatures, program)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.cubin").write_bytes(compile_source(kernel.source, kernel.name, kernel.chip.target).cubin)
-    (folder / f"{name}.cu").write_text(kernel.source, "utf-8")
+    for i, kernel in enumerate(dict.fromkeys((*(x.planned.kernel for x in signatures), *program.kernels))):
+        stem = f"{name}_{i}" if i else name
+        (folder / f"{stem}.cubin").write_bytes(compile_source(kernel.source, kernel.name, kernel.chip.target).cubin)
+        (folder / f"{stem}.cu").write_text(kernel.source, "utf-8")
+    description = json.dumps(_description(signatures, program), indent=1) + "\n"
     (folder / f"{name}.json").write_text(with_identifiers(description), "utf-8")
     path = folder / f"{name}.h"
     path.write_text(header, "utf-8")
     return path
 
 
-CHECKS = 16
-"""Problems of which the launches are compared with Python's before a header is written. Chosen."""
+CHECKS, MAX_DRAWS = 16, 512
+"""Problems of which the launches are compared with Python's before a header is written, for each plan. Chosen."""
 
 
-def check(signature: Signature, program: Program) -> None:
-    """Compare the launches of random problems with those that Python binds anew.
+def check(signature: Signature, program: Program, rows: range) -> None:
+    """Compare the launches of random problems, of `rows` rows, with those that Python binds anew.
 
     Raises ArgumentError if they differ, as they do if an epilogue reads the sizes of what it gets.
     """
     dice = random.Random(0)
-    for _ in range(CHECKS):
-        values = signature.draw(dice)
+    for values in islice(filter(lambda x: x["m"] in rows, (signature.draw(dice) for _ in range(MAX_DRAWS))), CHECKS):
         numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
         if numbers["error"] or min(values[x.name] for x in signature.variables if not x.is_address) < 2:
             continue
@@ -60,12 +68,12 @@ def check(signature: Signature, program: Program) -> None:
             raise ArgumentError(f"plan: got one that no header serves, since with {sizes} {differs}")
 
 
-def _description(signature: Signature, program: Program) -> dict[str, Any]:
-    """Return what the JSON says: the arguments, and the kernels."""
-    planned = signature.planned
+def _description(signatures: Sequence[Signature], program: Program) -> dict[str, Any]:
+    """Return what the JSON says: the configs and the most rows that each serves, the arguments, and the kernels."""
+    signature = signatures[0]
     return {
-        "config": f"{planned.config}",
-        "chip": planned.kernel.chip.target,
+        "configs": [[x[-1], f"{y.planned.config}"] for x, y in zip(served_rows(signatures), signatures, strict=True)],
+        "chip": signature.planned.kernel.chip.target,
         "variables": [{"name": x.name, "least": x.least, "most": x.most} for x in signature.variables],
         "arrays": [
             {"name": x.name, "dtype": f"{x.info.dtype}", "is_result": x.info.writable, "strides": x.strides,

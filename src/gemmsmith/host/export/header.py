@@ -31,12 +31,12 @@ C_TYPES = {
 """Types of parameters by their kinds."""
 
 
-def make_header(name: str, signature: Signature, program: Program) -> str:
-    """Return the header of a plan, with its cubins.
+def make_header(name: str, signatures: Sequence[Signature], program: Program) -> str:
+    """Return the header of a plan, or of several, with their cubins.
 
     Args:
         name: The prefix of its functions.
-        signature: The arguments.
+        signatures: The arguments of each plan, which are alike.
         program: The launches.
 
     Raises:
@@ -44,10 +44,11 @@ def make_header(name: str, signature: Signature, program: Program) -> str:
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise ArgumentError(f"name: got {name!r}; use a C identifier that begins with a letter, such as 'my_gemm'")
-    planned = signature.planned
+    signature = signatures[0]
+    configs = ", or ".join(f"{x.planned.config}" for x in signatures)
     kernels = [x.kernel for x in program.slots.values()]
     parts = {
-        "about": f"{name}: out = epilogue(a @ b), {planned.config}. Made by gemmsmith; see {name}.cu for the kernel.",
+        "about": f"{name}: out = epilogue(a @ b), {configs}. Made by gemmsmith; see {name}.cu for the kernel.",
         "arguments": "\n".join(_arguments(signature)),
         "numbers": "\n".join(f"    int64_t {_field(x)};" for x in list(program.outputs)[3:]),
         "operations": "\n".join(_operations(name, signature, program)),

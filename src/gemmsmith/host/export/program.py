@@ -48,8 +48,6 @@ class Program:
         root = _tree(paths)
         found = [end for _, end in paths if not isinstance(end, str)]
         self.slots = _slots(found)
-        # The kernel's a is the caller's b if it computes D^T: a launch exchanges the addresses (backends/cuda/run.py).
-        self._of_caller = {"a": "b", "b": "a"} if any(x.swapped for x in found) else {}
         error = self._merge(root, lambda end: self._constant(isinstance(end, str)), self._constant(1))
         self.outputs = {"error": self._constant(1) if error is None else error}
         self.outputs["workspace_bytes"] = self._of_launches(root, lambda x: self._value(x.workspace_bytes))
@@ -65,8 +63,9 @@ class Program:
     def _add_slot(self, root: Node | _Leaf, i: int, slot: _Slot, example: Launch) -> None:
         """Add the outputs of a slot."""
 
-        def of_slot(get: Callable[[Launch], int]) -> Callable[[Launches], int | None]:
-            return lambda all_: next((get(x) for x in all_.all if _slot_of(x) == slot), None)
+        def of_slot(name: str, field: str, all_: Launches) -> int | None:
+            found = (_numbers_of(x.arguments[name])[field] for x in all_.all if _slot_of(x) == slot)
+            return next((self._value(_of_caller(x, all_)) for x in found), None)
 
         def clusters(all_: Launches) -> int:
             return next((self._value(x.work_clusters) for x in all_.all if _slot_of(x) == slot), self._constant(0))
@@ -77,7 +76,7 @@ class Program:
             if kinds[name] in ("f32", "cluster_permutation"):
                 continue
             for field in _numbers_of(x):
-                get = of_slot(partial(self._argument, name, field))
+                get = partial(of_slot, name, field)
                 self.outputs[f"{i}.{name}" + f".{field}" * bool(field)] = self._of_launches(root, get)
 
     def _of_launches(self, root: Node | _Leaf, get: Callable[[Launches], int | None]) -> int:
@@ -94,14 +93,10 @@ class Program:
             return false if true is None else true
         return self._add("select", self._value(x.comparison), true, false)
 
-    def _argument(self, name: str, field: str, launch: Launch) -> int:
-        """Return the operation of an argument, or of a number of a tensor map."""
-        return self._value(_numbers_of(launch.arguments[name])[field])
-
     def _value(self, x: Any) -> int:
         """Return the operation of an integer, an expression, or an address."""
         if isinstance(x, Pointer):
-            return self._add("+", self._add("variable", self._of_caller.get(x.name, x.name)), self._value(x.offset))
+            return self._add("+", self._add("variable", x.name), self._value(x.offset))
         if isinstance(x, Symbol):
             x = x.expression
         if not isinstance(x, Expression):
@@ -174,7 +169,7 @@ class Program:
             for name, x in launch.arguments.items():
                 for field, value in _numbers_of(x).items():
                     if isinstance(value, Pointer):
-                        value = addresses.get(self._of_caller.get(value.name, value.name), 0) + value.offset
+                        value = addresses.get(_of_caller(value, launches).name, 0) + value.offset
                     expected[f"{i}.{name}" + f".{field}" * bool(field)] = value
         wrong = [
             name
@@ -206,6 +201,15 @@ def _numbers_of(x: Any) -> dict[str, Any]:
     if not isinstance(x, TensorMap):
         return {"": x}
     return dict(zip(FIELDS, (x.address, *x.extents, *x.strides, *x.box, x.swizzle), strict=True))
+
+
+def _of_caller(x: Any, launches: Launches) -> Any:
+    """Return an argument that is a Pointer by the caller's name; others as they are.
+
+    The kernel's a is the caller's b if it computes D^T: a launch exchanges the addresses (backends/cuda/run.py).
+    """
+    names = {"a": "b", "b": "a"} if launches.swapped else {}
+    return Pointer(names.get(x.name, x.name), x.offset) if isinstance(x, Pointer) else x
 
 
 def _slot_of(launch: Launch) -> _Slot:

@@ -9,7 +9,7 @@ by coverage.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
@@ -125,6 +125,11 @@ class Signature:
         if len(names) > len({*names}):
             raise ArgumentError(f"operands: got {names}, of which two are equal; rename the operand")
         return self
+
+    @property
+    def rows(self) -> int:
+        """M of the plan."""
+        return self.planned.binding.shape[-2]
 
     def _size_variable(self, name: str) -> Variable:
         """Return the variable of m, n, k or the batch."""
@@ -260,6 +265,35 @@ class Signature:
             values[x.name] = (i + 1) << 40
             values |= {name: s for name, s in zip(x.strides, x.info.strides, strict=True) if isinstance(name, str)}
         return {x.name: values[x.name] for x in self.variables}
+
+
+def check_alike(signatures: Sequence[Signature]) -> None:
+    """Raise ArgumentError unless the plans take the same arrays, in the same layouts, with other M."""
+    first, *others = ([(*x[:5],) for x in s.variables] + [(x.name, x.info.dtype, *x[2:]) for x in s.arrays] + s.numbers
+                      for s in signatures)  # fmt: skip
+    rows = [s.rows for s in signatures]
+    if len({*rows}) < len(rows):
+        raise ArgumentError(f"others: got plans for m = {rows}; use plans for different m")
+    if any(x != first for x in others):
+        raise ArgumentError("others: got a plan of other arrays or layouts; only m may be another")
+
+
+def served_rows(signatures: Sequence[Signature]) -> list[range]:
+    """Return the numbers of rows that each plan serves, whose own numbers are in ascending order."""
+    ends = [*(s.rows + 1 for s in signatures[:-1]), MAX_EXTENT + 1]
+    return [range(start, end) for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def explore_choice(signatures: Sequence[Signature]) -> list[Path]:
+    """Return the paths of all plans, each behind the comparisons of m that choose its plan."""
+    paths, before = list[Path](), Outcomes()
+    for signature, rows in zip(signatures, served_rows(signatures), strict=True):
+        chosen = Expression("<=", (Expression("m"), rows[-1]))
+        choice = before | ({chosen: True} if rows[-1] < MAX_EXTENT else {})
+        paths += [path._replace(outcomes=choice | path.outcomes) for path in signature.explore()
+                  if all(path.outcomes.get(x, y) == y for x, y in choice.items())]  # fmt: skip
+        before = before | {chosen: False}
+    return paths
 
 
 def _check_exportable(planned: PlannedGemm) -> None:
