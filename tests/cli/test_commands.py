@@ -649,6 +649,7 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
     assert example
     words = example[1].split()
     assert name in (None, words[0])
+    Path("problems.json").write_text('[{"name": "up", "shape": "64x128x256"}]')  # of bundle
     result = call(*words)
     needs = {"tune": "Error: tune: this machine has no GPU", "bench": "Error: bench: torch "}
     assert result.exit_code == 0 or result.stderr.startswith(needs.get(name or "", "nothing"))

@@ -21,7 +21,9 @@ REFUSED = 2
 
 
 COMMANDS = {"run": "commands", "simulate": "commands", "show": "commands", **{
-    x: x for x in ("bench", "cache", "doctor", "explain", "export", "ladder", "layout", "raster", "table", "tune")
+    x: x for x in (
+        "bench", "bundle", "cache", "doctor", "explain", "export", "ladder", "layout", "raster", "table", "tune"
+    )
 }}  # fmt: skip
 """The module of gemmsmith.cli of each command."""
 
