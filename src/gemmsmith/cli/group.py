@@ -20,10 +20,8 @@ REFUSED = 2
 """Exit code for a request that cannot be served, and for any other error."""
 
 
-COMMANDS = {"run": "commands", "simulate": "commands", "show": "commands", **{
-    x: x for x in (
-        "bench", "bundle", "cache", "doctor", "explain", "export", "ladder", "layout", "raster", "table", "tune"
-    )
+COMMANDS = {"run": "commands", "simulate": "commands", "show": "commands", "bundle": "export", **{
+    x: x for x in ("bench", "cache", "doctor", "explain", "export", "ladder", "layout", "raster", "table", "tune")
 }}  # fmt: skip
 """The module of gemmsmith.cli of each command."""
 
