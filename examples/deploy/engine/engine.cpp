@@ -16,15 +16,11 @@
 #include <random>
 #include <vector>
 
-#include "down_large.h"
-#include "down_small.h"
-#include "head_large.h"
-#include "head_small.h"
-#include "up_large.h"
-#include "up_small.h"
+#include "down.h"
+#include "head.h"
+#include "up.h"
 
 constexpr int64_t WIDTH = 256, HIDDEN = 1024, CLASSES = 512;  // export.py has them, too
-constexpr int64_t MOST_OF_SMALL = 256;                        // rows up to which the kernels for few are used
 
 // -- the driver: cuda.h gives types and the names of versions, dlsym the functions ---------------------------------
 static void *library;
@@ -33,11 +29,11 @@ static void *find(void *, const char *name) { return dlsym(library, name); }
 
 static void check(int status, const char *call) {
     if (!status) return;
-    std::printf("%s: %d, %s\n", call, status, up_small_error(status));
+    std::printf("%s: %d, %s\n", call, status, up_error(status));
     std::exit(1);
 }
 
-static int as_status(int result) { return result ? up_small_ERROR_DRIVER + result : 0; }
+static int as_status(int result) { return result ? up_ERROR_DRIVER + result : 0; }
 
 static void *needed(const char *name) {
     void *function = find(nullptr, name);
@@ -77,12 +73,9 @@ static Memory allocate(int64_t bytes) {  // of zeros, which flags must be
         static int64_t flag_bytes(const args &x) { return name##_flag_bytes(&x); }                             \
         void launch(const args &x, CUstream stream) const { check(name##_launch(&kernels, &x, stream), #name); } \
     };
-HEADER(up_small)
-HEADER(up_large)
-HEADER(down_small)
-HEADER(down_large)
-HEADER(head_small)
-HEADER(head_large)
+HEADER(up)
+HEADER(down)
+HEADER(head)
 
 using Step = std::function<void(CUstream)>;
 
@@ -139,19 +132,22 @@ struct Weights {
           head(CLASSES, WIDTH, 0.1f, dice) {}
 };
 
-template <class Up, class Down, class Head>
 struct Network {
-    Up up;
-    Down down;
-    Head head;
+    up up_;
+    down down_;
+    head head_;
+    Weights weights;
 
-    std::vector<Step> steps(const Weights &w, int64_t m, Memory x, Memory out) const {
+    explicit Network(std::mt19937 &dice) : weights(dice) {}
+
+    std::vector<Step> steps(int64_t m, Memory x, Memory out) const {
         Memory hidden = allocate(2 * m * HIDDEN), y = allocate(2 * m * WIDTH);
+        const auto bias = [&](up_args &args) { args.in_bias = weights.bias.device.get(); };
+        const auto residual = [&](down_args &args) { args.in_x = x.get(), args.in_x_stride = WIDTH; };
         return {
-            prepare(up, m, HIDDEN, WIDTH, x, w.up.device, hidden, [&](auto &args) { args.in_bias = w.bias.device.get(); }),
-            prepare(down, m, WIDTH, HIDDEN, hidden, w.down.device, y,
-                    [&](auto &args) { args.in_x = x.get(), args.in_x_stride = WIDTH; }),
-            prepare(head, m, CLASSES, WIDTH, y, w.head.device, out, [](auto &) {}),
+            prepare(up_, m, HIDDEN, WIDTH, x, weights.up.device, hidden, bias),
+            prepare(down_, m, WIDTH, HIDDEN, hidden, weights.down.device, y, residual),
+            prepare(head_, m, CLASSES, WIDTH, y, weights.head.device, out, [](head_args &) {}),
         };
     }
 };
@@ -193,12 +189,11 @@ static float error_of(const std::function<void()> &launch, CUstream stream, cons
     return most;
 }
 
-template <class Net>
-bool run(const Net &network, const Weights &weights, int64_t m, CUstream stream, std::mt19937 &dice) {
+static bool run(const Network &network, int64_t m, CUstream stream, std::mt19937 &dice) {
     const Matrix x(m, WIDTH, 1, dice);
     const Memory out = allocate(2 * m * CLASSES);
-    const auto want = on_host(weights, x.host, m);
-    const auto eager = network.steps(weights, m, x.device, out), captured = network.steps(weights, m, x.device, out);
+    const auto want = on_host(network.weights, x.host, m);
+    const auto eager = network.steps(m, x.device, out), captured = network.steps(m, x.device, out);
     CUgraph graph;
     CUgraphExec executable;
     CUDA(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
@@ -227,13 +222,11 @@ int main(int count, char **words) {
     bool is_right = true;
     {
         std::mt19937 dice(std::random_device{}());
-        const Weights weights(dice);
-        const Network<up_small, down_small, head_small> small;
-        const Network<up_large, down_large, head_large> large;
+        const Network network(dice);
         std::vector<int64_t> sizes;
         for (int i = 1; i < count; ++i) sizes.push_back(std::atoll(words[i]));
-        for (const int64_t m : sizes.empty() ? std::vector<int64_t>{1, 48, 1000} : sizes)
-            is_right &= m <= MOST_OF_SMALL ? run(small, weights, m, stream, dice) : run(large, weights, m, stream, dice);
+        if (sizes.empty()) sizes = {1, 48, 1000};
+        for (const int64_t m : sizes) is_right &= run(network, m, stream, dice);
     }
     CUDA(cuStreamDestroy, stream);
     return !is_right;

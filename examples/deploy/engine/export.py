@@ -1,8 +1,8 @@
-"""Write the headers of the engine: an MLP's three GEMMs, each planned for few rows and for many.
+"""Write the headers of the engine: an MLP's three GEMMs, each planned for 32 rows and for more.
 
     python export.py build
 
-Any of them serves any number of rows; engine.cpp chooses by it. No GPU is needed. The sizes are in engine.cpp, too.
+Each header serves any number of rows, and chooses the kernel by it. No GPU is needed. engine.cpp has the sizes, too.
 """
 
 import sys
@@ -26,12 +26,15 @@ def weight(inputs, outputs):
     return Spec((inputs, outputs), "bf16", (1, inputs))
 
 
-for size, rows in (("small", 32), ("large", 4096)):
+def plans(rows):
     x, hidden = Spec((rows, WIDTH), "bf16"), Spec((rows, HIDDEN), "bf16")
-    plans = {
+    return {
         "up": gemmsmith.plan(x, weight(WIDTH, HIDDEN), epilogue=bias_gelu, bias=Spec((HIDDEN,), "bf16")),
         "down": gemmsmith.plan(hidden, weight(HIDDEN, WIDTH), epilogue=residual, x=x),
         "head": gemmsmith.plan(x, weight(WIDTH, CLASSES)),
     }
-    for name, plan in plans.items():
-        print(plan.export(sys.argv[1], f"{name}_{size}"))
+
+
+few, many = plans(32), plans(4096)
+for name, plan in few.items():
+    print(plan.export(sys.argv[1], name, [many[name]]))
