@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,14 @@ def test_the_example(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "gemm", "1000"], capture_output=True, text=True, check=True).stdout.endswith(
         "768: 0 are wrong\n"
     )
+
+
+def test_the_engine(tmp_path: Path) -> None:
+    """Of C++, for few and for many rows, eagerly and as a graph, against loops on the host."""
+    engine = EXAMPLE.parent / "engine"
+    subprocess.run([sys.executable, engine / "export.py", tmp_path], check=True)
+    command = ["g++", "-std=c++17", "-O2", "-I.", f"-I{HOME}/include", engine / "engine.cpp", "-o", "engine", "-ldl"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    done = subprocess.run([tmp_path / "engine", "1", "48", "1000"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("largest error") == 3

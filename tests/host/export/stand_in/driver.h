@@ -5,7 +5,7 @@
 #include <string.h>
 
 static int resident = 66;
-static const char *kinds_of_function[8]; /* the size of each parameter: 4, 8, t: a tensor map, o: the order */
+static const char *kinds_of_function[64]; /* the size of each parameter: 4, 8, t: a tensor map, o: the order */
 
 static CUresult load_data(CUmodule *module, const void *image) {
     *module = (CUmodule)(intptr_t)image;
@@ -44,7 +44,7 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
 }
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     const intptr_t index = (intptr_t)function - 1;
-    const char *kind = kinds_of_function[index];
+    const char *kind = kinds_of_function[index] ? kinds_of_function[index] : "";
     printf(" | %d %u %u %u %u", (int)index, config->gridDimX, config->blockDimX, config->sharedMemBytes, config->numAttrs);
     for (; *kind; ++kind, ++parameters) {
         uint64_t numbers[16] = {0};
