@@ -10,6 +10,7 @@ from gemmsmith.torch.mlp.gemm_then_linear import gemm_then_linear
 from gemmsmith.torch.mlp.layers import FusedLinear, FusedMLP
 from gemmsmith.torch.moe.layer import FusedMoE
 from gemmsmith.torch.moe.transformers import register_experts
+from gemmsmith.torch.ops import decompositions
 from gemmsmith.torch.tune import autotune, warmup
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from gemmsmith.torch.compiler.explain import explain
 
 __all__ = [
-    "FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "FusedMoE", "autotune", "explain", "gemm",
-    "gemm_then_linear", "grouped_gemm", "options", "register_experts", "warmup",
+    "FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "FusedMoE", "autotune", "decompositions",
+    "explain", "gemm", "gemm_then_linear", "grouped_gemm", "options", "register_experts", "warmup",
 ]  # fmt: skip
 
 

@@ -92,7 +92,7 @@ class _Tensors(GraphArrays):
     library = torch
 
     def as_value(self, x: Any) -> Any:
-        return x.to(self.accumulator) if isinstance(x, torch.Tensor) else self.accumulator.new_tensor(x)
+        return x.to(self.accumulator) if isinstance(x, torch.Tensor) else self.accumulator.new_full((), x)
 
     def implementation(self, operation: Any) -> Callable[..., Any]:
         """Return torch's function for an operation, or the one of the operation's name.

@@ -37,7 +37,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import EpilogueGraph, Result
+from gemmsmith.core.graph import EpilogueGraph, Result, reduced_dims
 from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import run_cached
@@ -222,6 +222,13 @@ def _cuda_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str,
     return _launch(epilogue, a, b if b2 is None else (b, b2), offsets, *numbers_and_operands)
 
 
+def _decompose(
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Sequence[float], operands: Sequence[Any]
+) -> Any:
+    """Compute gemm_{o} for `decompositions`: on the CPU, too, as torch.matmul multiplies."""
+    return run_by_torch(epilogue, a, _interleaved(b, b2), offsets, numbers, operands, fallback.matmul)
+
+
 def _launch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
     """Return the results of the operator by gemmsmith.gemm, or grouped_gemm. The arguments are those of `call_op`."""
     b = read_together(*b) if isinstance(b, tuple) else b
@@ -229,15 +236,19 @@ def _launch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float
     return as_outputs(run_cached(as_request(graph, a, b, numbers, operands, offsets)))
 
 
-def _ends(offsets: Any, extent: int) -> list[int]:
-    """Copy the groups' ends to the host, and return them.
+def _lengths(offsets: Any, extent: int) -> list[int]:
+    """Copy the groups' ends to the host, and return the rows (or K) of each group, and last those of none.
 
-    Raises ArgumentError if they decrease, or exceed `extent`, the number of rows (or K) that the groups divide.
+    Raises ArgumentError if the ends decrease, or exceed `extent`, the number of rows (or K) that the groups divide.
     """
     ends = offsets.tolist()
-    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > extent):
+    lengths = [end - begin for begin, end in zip([0, *ends], [*ends, extent], strict=True)]
+    if any(isinstance(end, torch.SymInt) for end in ends):
+        for length in lengths:
+            torch._check(length >= 0)  # by the program that is recorded, when it runs
+    elif min(lengths) < 0:
         raise ArgumentError(f"offsets: got {ends} for {extent} rows; use ends that do not decrease")
-    return ends  # type: ignore[no-any-return]
+    return lengths
 
 
 def _matmul(a: Any, b: Any) -> Any:
@@ -245,28 +256,32 @@ def _matmul(a: Any, b: Any) -> Any:
     return a.double() @ b.double() if a.device.type == "cpu" else fallback.matmul(a, b)
 
 
-def run_by_torch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
+def run_by_torch(
+    epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any],
+    matmul: Callable[[Any, Any], Any] = _matmul,
+) -> Any:  # fmt: skip
     """Return the results of the operator by PyTorch's operations, with groups by one product after the other.
 
-    The arguments are those of `call_op`, with one tensor b.
+    The arguments are those of `call_op`, with one tensor b. `matmul`: multiplies two matrices.
     """
-    graph, end = graph_serialization.deserialize(epilogue), None
+    graph = graph_serialization.deserialize(epilogue)
     if offsets is None:
-        accumulator = _matmul(a, b)
+        accumulator = matmul(a, b)
     else:
         m, n = rows_shape(a.shape, b.shape, offsets.shape)
-        begin, *ends = 0, *_ends(offsets, m)
-        end = ends[-1] if ends else 0
-        products = [_matmul(a[i:j], b_) for i, j, b_ in zip([begin, *ends], ends, b, strict=False)]
+        *lengths, rest = _lengths(offsets, m)
+        products = map(matmul, a.split([*lengths, rest]), b)
         # an empty product has the dtype of the others
-        accumulator = torch.cat([*products, _matmul(a[:0], b[0]).new_zeros((m - end, n))])
+        accumulator = torch.cat([*products, matmul(a[:0], b[0]).new_zeros((rest, n))])
     values = fallback.evaluate_graph(graph, accumulator, operands_by_name(graph, numbers, operands))
+    if offsets is not None:
+        is_in_group = torch.arange(m, device=a.device) < offsets[-1]
+        for r in graph.results:
+            x = values[r.name]
+            if not (graph.is_reduction(r) and "m" in reduced_dims(graph.nodes[r.node].attribute[1])):
+                values[r.name] = torch.where(is_in_group.view(-1, *[1] * (x.dim() - 1)), x, 0)
     results = [fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)) for r in graph.results]
-    results = [x.contiguous() for x in results]
-    if end is not None:
-        for x in results:
-            x[end:] = 0
-    return _one_or_tuple(results)
+    return _one_or_tuple([x.contiguous() for x in results])
 
 
 def as_request(
@@ -361,9 +376,28 @@ def _count_flops(a: Any, b: Any, b2: Any = None, offsets: Any = None, *_: Any, *
 
 
 LIBRARY = torch.library.Library("gemmsmith", "DEF")
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
+"""Functions that compute operators by PyTorch's operations and other operators."""
 
 
-def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops: Any = lambda *_, **__: 0) -> Any:
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the functions that turn gemmsmith's operators in an exported program into PyTorch's own operations.
+
+    With `program.run_decompositions(gemmsmith.torch.decompositions())` a program of torch.export runs where gemmsmith
+    is not, as in C++ by AOTInductor, on any device. Matrices are multiplied as torch.matmul does, epilogues computed in
+    fp32 (float64 of float64). The host reads the sizes of groups.
+
+    Returns:
+        The functions by operator. One raises ArgumentError if the operator cannot be decomposed: multiplication in
+        FP8, gradients of experts. One raises DeviceError if an epilogue has an operation that PyTorch has not, such as
+        `quantize`.
+    """
+    return dict(DECOMPOSITIONS)
+
+
+def define_op(
+    schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops: Any = lambda *_, **__: 0, by_torch: Any = None
+) -> Any:
     """Define an operator of torch, and return its overload.
 
     Args:
@@ -372,7 +406,12 @@ def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops
         kernel: computes the results.
         cuda: computes them on a GPU; by default `kernel`.
         count_flops: returns the FLOPs of a call, from the shapes of its tensors.
+        by_torch: computes them from fake tensors, too, by PyTorch's operations and other operators; None: nothing can.
     """
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ArgumentError(f"program: got gemmsmith::{name}, which cannot be decomposed into PyTorch's operations")
+
     # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
     name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
     op = getattr(torch.ops.gemmsmith, name).default
@@ -380,6 +419,7 @@ def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops
     LIBRARY.impl(name, _on_one_device(op, cuda or kernel), "CUDA")
     torch.library.register_fake(f"gemmsmith::{name}", _on_one_device(op, fake), lib=LIBRARY)
     register_flop_formula(op.overloadpacket)(count_flops)
+    DECOMPOSITIONS[op] = by_torch or refuse
     return op
 
 
@@ -434,7 +474,7 @@ def _define_gemm(results: int) -> Any:
     op = define_op(
         f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
         f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _cpu_kernel, _cuda_kernel,
-        _count_flops,
+        _count_flops, _decompose,
     )  # fmt: skip
     _define_batching(op)
     return op
@@ -494,9 +534,9 @@ OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS 
 def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
     """Compute grouped_gemm_k, (groups, m, n), by PyTorch's operations, one slice of K after the other."""
     slices_shape(a.shape, b.shape, offsets.shape)
-    ends = _ends(offsets, a.shape[1])
-    pairs = zip([0, *ends], ends, strict=False)
-    return torch.stack([_matmul(a[:, begin:end], b[begin:end]) for begin, end in pairs]).to(a.dtype)
+    lengths = _lengths(offsets, a.shape[1])
+    pairs = zip(a.split(lengths, 1)[:-1], b.split(lengths), strict=False)
+    return torch.stack([_matmul(x, y) for x, y in pairs]).to(a.dtype)
 
 
 def _kernels_multiply_slices(a: Any) -> bool:
@@ -512,7 +552,7 @@ def _slices_cuda(a: Any, b: Any, offsets: Any) -> Any:
 SLICES = define_op(
     "grouped_gemm_k(Tensor a, Tensor b, Tensor offsets) -> Tensor",
     lambda a, b, offsets: a.new_empty(slices_shape(a.shape, b.shape, offsets.shape)), _slices_by_groups, _slices_cuda,
-    lambda a, b, *_, **__: _count_flops(a, b),
+    lambda a, b, *_, **__: _count_flops(a, b), _slices_by_groups,
 )  # fmt: skip
 """The operator grouped_gemm_k."""
 

@@ -215,9 +215,20 @@ def sum_down(
     return sum_slots(slots, x.shape[0], addend)
 
 
+def _decompose(
+    x: Any, order: Sequence[Any], gate_up: Any, down: Any, bias: Any, addend: Any, activation: str, all_present: bool
+) -> Any:  # fmt: skip
+    """Compute what `_run_inference` does, by the operator of training."""
+    offsets, _, token_of_row, row_of_slot, row_weights = order
+    table, options = [offsets, token_of_row, row_of_slot], (*Gate(activation), True, False)
+    y = FORWARD(x, table, row_weights, gate_up, down, bias, *options)[0]
+    return y if addend is None else y + addend
+
+
 define_op(
     "gated_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, "
     "str activation, bool all_present) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run_inference,
+    by_torch=_decompose,
 )  # fmt: skip
 
 

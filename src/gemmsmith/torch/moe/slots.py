@@ -27,6 +27,7 @@ from gemmsmith.moe.slot_sum import MAX_ROWS
 from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, MAX_SLOTS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.ops import below_autograd, define_op, record_gradients
+from gemmsmith.torch.plain_tensors import sees_operators
 
 
 class SortedSlots(NamedTuple):
@@ -70,7 +71,7 @@ def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
     offsets = torch.searchsorted(sorted_experts, all_experts, right=True, out_int32=True)
     slot_of_row = order.int()
     rows = torch.arange(order.shape[0], device=flat.device, dtype=torch.int32)
-    row_of_slot = torch.empty_like(slot_of_row).scatter_(0, order, rows)
+    row_of_slot = slot_of_row.scatter(0, order, rows)
     token_of_row = slot_of_row // max(experts.shape[1], 1)
     return SortedSlots(offsets, slot_of_row, token_of_row, row_of_slot, _at_least_fp32(weights).flatten()[order])
 
@@ -100,7 +101,7 @@ def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
 
 _SORT = define_op(
     "sort_by_expert(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake_sort, sort_by_torch, sort_on_gpu,
+    fake_sort, sort_by_torch, sort_on_gpu, by_torch=sort_by_torch,
 )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _fake_route(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
 ROUTE = define_op(
     "route(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups, "
     "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _fake_route, _route_by_torch, _route_on_gpu,
+    _fake_route, _route_by_torch, _route_on_gpu, by_torch=_route_by_torch,
 )  # fmt: skip
 """The operator route."""
 
@@ -246,7 +247,7 @@ def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = No
     arrays = [slots] if addend is None else [slots, addend]
     is_supported = (
         slots.is_cuda and 0 < top_k <= MAX_ROWS and slots.dtype in (torch.bfloat16, torch.float16)
-        and 0 < slots.numel() < MAX_ELEMENTS and slots.shape[1] % VECTOR_ELEMENTS == 0
+        and not sees_operators() and 0 < slots.numel() < MAX_ELEMENTS and slots.shape[1] % VECTOR_ELEMENTS == 0
         and all(x.dtype == slots.dtype and x.is_contiguous() for x in arrays)
         and not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in arrays)
     )  # fmt: skip
@@ -258,10 +259,13 @@ def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = No
     return total if addend is None else (total + addend).to(slots.dtype)
 
 
+def _sum_rows(rows: Any, row_of_slot: Any, tokens: int) -> Any:
+    return sum_slots(rows, tokens, row_of_slot=row_of_slot)
+
+
 SUM_ROWS = define_op(
     "sum_rows(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor",
-    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]),
-    lambda rows, row_of_slot, tokens: sum_slots(rows, tokens, row_of_slot=row_of_slot),
+    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), _sum_rows, by_torch=_sum_rows,
 )  # fmt: skip
 """The operator sum_rows: the sum of each token's rows, added in the order of its slots."""
 

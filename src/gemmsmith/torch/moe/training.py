@@ -24,6 +24,7 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.autograd import is_column_major, transposed, weight_gradient
@@ -111,6 +112,14 @@ def _forward(
     return sum_slots(y, x.shape[0], row_of_slot=row_of_slot) if sums else y, halves
 
 
+def _decompose(*arguments: Any) -> tuple[Any, list[Any]]:
+    """Compute FORWARD by other operators. Raises ArgumentError with operands in FP8."""
+    *_, in_fp8 = arguments
+    if in_fp8:
+        raise ArgumentError("program: got experts with multiply_in_fp8=True, which cannot be decomposed; use False")
+    return _forward(*arguments)
+
+
 def _fake_forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
@@ -179,7 +188,7 @@ def _count_flops(row_weights: Any, gate_up: Any, down: Any) -> int:
 FORWARD = define_op(
     "gated_experts_forward(Tensor x, Tensor[] table, Tensor row_weights, Tensor gate_up, Tensor down, Tensor? bias, "
     "str activation, bool interleaved, bool sums, bool in_fp8) -> (Tensor, Tensor[])", _fake_forward, _forward,
-    count_flops=lambda x, table, *weights, **_: _count_flops(*weights[:3]),
+    count_flops=lambda x, table, *weights, **_: _count_flops(*weights[:3]), by_torch=_decompose,
 )  # fmt: skip
 BACKWARD = define_op(
     "gated_experts_backward(Tensor gradient, Tensor x, Tensor[] halves, Tensor[] table, Tensor row_weights, "
