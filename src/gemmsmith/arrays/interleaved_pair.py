@@ -19,15 +19,9 @@ INTERLEAVE_COLUMNS = N8_COLUMNS
 
 
 def _describe_pair(describe: Callable[[Any], ArrayInfo], group: int, arrays: Any) -> ArrayInfo:
-    """Describe two arrays of equal layouts as one array, whose columns are theirs in turns.
+    """Describe two arrays of equal layouts as one array, whose columns are theirs in turns, `group` at a time.
 
-    Args:
-        describe: Describes one array.
-        group: Consecutive columns of one array before the other's turn.
-        arrays: The tuple.
-
-    Raises:
-        UnsupportedArrayError: If they are not two, or differ in more than their addresses.
+    Raises UnsupportedArrayError if they are not two, or differ in more than their addresses.
     """
     if len(arrays) != 2:
         raise UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
@@ -58,10 +52,7 @@ def make_pair_adapter(
 ) -> Adapter:
     """Return the adapter of tuples of two arrays that are read as one array, whose columns are theirs in turns.
 
-    Args:
-        describe: Describes one array.
-        cache_key_and_address: Returns the key and the address of one array, as in `Adapter`.
-        group: Consecutive columns of one array before the other's turn.
+    `group`: consecutive columns of one array before the other's turn.
     """
     describe_pair = partial(_describe_pair, describe, group)
 

@@ -103,6 +103,6 @@ def make_torch_adapter(torch: Any) -> Adapter:
 def has_no_memory(x: Any, address: int) -> bool:
     """Return whether a tensor has elements, but no memory: `data_ptr()` is then 0 plus its offset in the storage.
 
-    Fake tensors and wrapper subclasses are such tensors. `address`: what `data_ptr()` returned.
+    Fake tensors and wrapper subclasses are such tensors.
     """
     return bool(address == x.storage_offset() * x.element_size() and x.numel() > 0)

@@ -25,8 +25,7 @@ def check_backend(name: str) -> None:
 def resolve_backend(name: Backend, x: ArrayInfo, argument: str) -> Backend:
     """Return `name`, or the backend that "auto" means for the array `x`, by its device.
 
-    `argument`: what messages call `x`. Raises ArgumentError if `x` has no data or is on another device than the
-    backend's.
+    Raises ArgumentError if `x` has no data or is on another device than the backend's.
     """
     check_backend(name)
     if not x.has_data:

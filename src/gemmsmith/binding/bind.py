@@ -32,26 +32,22 @@ from gemmsmith.epilogue.outputs import result_argument
 def bind(request: Request, planned: Binding | None = None) -> Binding:
     """Check a request out = epilogue(a @ b), and return it as a GEMM of strided matrices with the epilogue's graph.
 
-    Nothing is allocated. Two changes make the problem faster:
-    1. If D is column-major, its transpose D^T = B^T @ A^T is computed, since kernels store rows faster. Not so if the
-       epilogue cannot be transposed, or the call is batch-invariant.
-    2. Without an epilogue, the batch is folded into M: one GEMM of batch * m rows. That needs the same b, and the same
-       block scales of b, for the whole batch, and one row stride for all rows of a, of its block scales and of D.
+    Nothing is allocated. Two changes make the problem faster. If D is column-major, its transpose D^T = B^T @ A^T is
+    computed, since kernels store rows faster; not so if the epilogue cannot be transposed, or the call is
+    batch-invariant. Without an epilogue, the batch is folded into M: one GEMM of batch * m rows. That needs the same b,
+    and the same block scales of b, for the whole batch, and one row stride for all rows of a, of its block scales and
+    of D.
 
-    Args:
-        request: What the caller asks for. A batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array
-            of `out` must have its result's shape, be writable, and not overlap itself, a, b or another result. Without
-            an epilogue the default of `out_dtype` is out's dtype.
-        planned: The binding of the plan that will compute the request; None to make a plan. It decides whether D^T is
-            computed, which granularity scales of an ambiguous shape have, and the strides of dimensions of length 1,
-            so that the plan's kernel fits.
+    In a request a batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array of `out` must have its
+    result's shape, be writable, and not overlap itself, a, b or another result. Without an epilogue the default of
+    `out_dtype` is out's dtype.
 
-    Returns:
-        The binding.
+    `planned`: the binding of the plan that will compute the request; None to make a plan. It decides whether D^T is
+    computed, which granularity scales of an ambiguous shape have, and the strides of dimensions of length 1, so that
+    the plan's kernel fits.
 
-    Raises:
-        ArgumentError: If an argument is invalid; the message names it, what was given and what would work.
-        EpilogueError: If the epilogue cannot be traced.
+    Raises ArgumentError if an argument is invalid, with its name, what was given and what would work; EpilogueError if
+    the epilogue cannot be traced.
     """
     fast_math, deterministic = _check_options(request)
     out, epilogue = request.out, request.epilogue
@@ -168,12 +164,7 @@ def _describe_operand(
 ) -> ArrayInfo | float:  # fmt: skip
     """Return an epilogue's operand as a number or an ArrayInfo. Raises ArgumentError if kernels cannot read it.
 
-    Args:
-        name: The operand's name.
-        x: The operand.
-        a: The array a, whose device the operand must be on.
-        shape: The result's shape.
-        groups: The number of groups, or 0. An operand with a value or a row for each gets the shape (groups, 1, n).
+    An operand with a value or a row for each of `groups` gets the shape (groups, 1, n).
     """
     if isinstance(x, Real):
         return validate_fp32_scalar(name, x)
@@ -185,8 +176,7 @@ def _describe_operand(
 def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:
     """Return the arrays that a design, or a grouped GEMM, reads besides a and b, such as the ends of groups.
 
-    `dtypes`: the dtype of each by name. `operands`: the caller's arrays by name. Raises ArgumentError if one is
-    missing, has another dtype, is not contiguous, or is not on a's device.
+    Raises ArgumentError if one is missing, has another dtype, is not contiguous, or is not on a's device.
     """
     infos = {}
     for name, dtype in dtypes.items():
@@ -205,17 +195,10 @@ def _split_scales(
 ) -> tuple[dict[Role, ArrayInfo | float], dict[Role, ArrayInfo], dict[Role, int]]:  # fmt: skip
     """Divide scale_a and scale_b into those that the epilogue applies and block scales.
 
-    Args:
-        request: Has the scales.
-        a: The array a.
-        b: The array b.
-        batch: The sizes that a leading dimension of the scales may have, besides 1.
-        promoted: Whether the kernel promotes partial sums to fp32, and so can apply block scales.
-        planned_granularity: The granularity for shapes that could have several, by operand.
-
-    Returns:
-        By operand, "a" or "b": the scales of the whole operand or of its rows, for the epilogue; the block scales; and
-        the rows (columns, of b) per block scale, 1 or 128.
+    `batch`: the sizes that a leading dimension of the scales may have, besides 1. `promoted`: the kernel can apply
+    block scales. `planned_granularity`: for shapes that could have several. Returns, by operand: the scales of the
+    whole operand or of its rows, for the epilogue; the block scales; and the rows (columns, of b) per block scale, 1 or
+    128.
     """
     factors: dict[Role, ArrayInfo | float] = {}
     block_scales: dict[Role, ArrayInfo] = {}

@@ -75,17 +75,8 @@ def resolve_multiplication(
 ) -> Multiplication:
     """Return how the operands are multiplied: as the design declares, or by the instruction for their dtypes.
 
-    Elements of 4 bits come in arrays of 8-bit integers, signed or not.
-
-    Args:
-        a: The array a.
-        b: The array b.
-        accumulate: The option of `gemm`: "fp32", "fp16", "int32", "promoted" or "fast"; None for the dtypes' default.
-        precision: The option of `gemm` for fp32 arrays: "tf32", "3xtf32", or None for fp32.
-        design: The design that the caller chose, or None.
-
-    Raises:
-        ArgumentError: If no instruction multiplies these dtypes, or not with these options.
+    Elements of 4 bits come in arrays of 8-bit integers, signed or not. `accumulate`, `precision`: the options of
+    `gemm`. Raises ArgumentError if no instruction multiplies these dtypes, or not with these options.
     """
     stored = next((x for x in _mixed_dtypes(design) if _hold(a, b, x)), None) if design else None
     if design and stored:
@@ -141,10 +132,7 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
 
 
 def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:
-    """Return the name of the `accumulate` option for products of elements of a dtype, and the accumulator's dtype.
-
-    `accumulate`: the caller's value: a name such as "promoted", a dtype, or None for the default.
-    """
+    """Return the name of the `accumulate` option for products of elements of a dtype, and the accumulator's dtype."""
     dtype = FP32 if dtype == TF32 else dtype  # as in memory
     choices = _ACCUMULATE[dtype]
     option = next(iter(choices)) if accumulate is None else _dtype_name(accumulate)
@@ -165,10 +153,8 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
     """Return the dtype of the result: that of `out`, or `out_dtype`, or the default for the instruction's operands.
 
     `fused`: there is an epilogue or a scale. The result is then fp32 before it is converted, so it cannot be int32; of
-    several result matrices, the dtype is that of those for which the epilogue names none.
-
-    Raises:
-        ArgumentError: If the dtypes disagree, or are no dtype of results.
+    several result matrices, the dtype is that of those for which the epilogue names none. Raises ArgumentError if the
+    dtypes disagree, or are no dtype of results.
     """
     may_store_int32 = mma.d == INT32 and not fused
     default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if may_store_int32 else BF16}.get(mma.a, BF16)
@@ -305,14 +291,8 @@ def check_no_overlap(
 ) -> None:  # fmt: skip
     """Check that a result does not overlap itself, the inputs or other results.
 
-    It may overlap an operand only if it is the same array: then a thread reads each element before it overwrites it.
-
-    Args:
-        name: The result's name.
-        x: The result.
-        inputs: Arrays that other tiles may still read when a tile is stored, by name: a, b, block scales.
-        operands: Arrays of which a tile's own elements are read before it is stored, by name: the epilogue's.
-        others: The other results by name.
+    It may overlap an operand of the epilogue only if it is the same array: then a thread reads each element before it
+    overwrites it. The `inputs` a, b and block scales may still be read by other tiles when a tile is stored.
     """
     last_offset = 0  # of the dimensions with smaller strides: each next stride must step beyond it
     for stride, extent in sorted(zip(x.strides, x.shape, strict=True)):

@@ -33,17 +33,10 @@ def build_graphs(
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the epilogue's graph as the user wrote it, and the graph after the passes. In both scales are applied.
 
-    Args:
-        epilogue: A function, a graph, or a visitor tree.
-        source: The epilogue's fingerprint; None: it is computed here.
-        shape: The product's shape, (m, n) or (batch, m, n).
-        operands: The epilogue's operands by name.
-        factors: Scales by which the accumulator is multiplied first, by name.
-        out_dtype: Dtype of matrix results for which the epilogue names none.
-        grouping: The groups of a grouped GEMM, or None.
-        groups: Their number, or 0.
-        scaled_shape: The product's shape, but with the rows of the array a, of which a grouped GEMM may gather some:
-            the scales have these rows.
+    `epilogue`: a function, a graph, or a visitor tree. `source`: its fingerprint; None: it is computed here. `factors`:
+    scales by which the accumulator is multiplied first. `out_dtype`: of matrix results for which the epilogue names
+    none. `scaled_shape`: the product's `shape`, but with the rows of the array a, of which a grouped GEMM may gather
+    some: the scales have these rows.
     """
     classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
     kinds = {
@@ -74,16 +67,10 @@ def build_source_graph(
 ) -> tuple[EpilogueGraph, bool]:  # fmt: skip
     """Return the epilogue's graph as the user wrote it, and whether it may depend on the number of rows.
 
-    Args:
-        epilogue: A function, a graph, or a visitor tree.
-        source: Its fingerprint, from which the function that is traced is restored, so that another thread cannot
-            change what it reads meanwhile; None if it has none.
-        shape: The product's shape, (m, n) or (batch, m, n).
-        kinds: By name of an operand, the dimensions along which it varies, and its dtype or None for a number.
-        has_groups: Whether the GEMM is grouped, so that the epilogue may read a group's index.
-
-    Raises:
-        EpilogueError: If the function cannot be traced, or the graph cannot be computed.
+    `source`: the fingerprint, from which the function that is traced is restored, so that another thread cannot change
+    what it reads meanwhile; None if it has none. `kinds`: by name of an operand, the dimensions along which it varies,
+    and its dtype or None for a number. `has_groups`: the epilogue may read a group's index. Raises EpilogueError if the
+    function cannot be traced, or the graph cannot be computed.
     """
     epilogue = epilogue if source is None else restore(source)
     if isinstance(epilogue, EpilogueGraph):

@@ -46,16 +46,8 @@ def with_arrays(operands: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mappi
 def with_group_dimension(name: str, x: ArrayInfo, shape: tuple[int, ...], groups: int) -> ArrayInfo:
     """Return an epilogue's operand; with shape (G, 1, 1) or (G, 1, N) if it has one value, or one row, for each group.
 
-    The caller may also write (G,) and (G, N) for these, if G is neither N nor M. (1, M, N) becomes (M, N).
-
-    Args:
-        name: The operand's name.
-        x: The operand.
-        shape: The result's shape, (M, N) or (G, M, N).
-        groups: G.
-
-    Raises:
-        ArgumentError: The shape has two meanings.
+    The caller may also write (G,) and (G, N) for these, if G is neither N nor M. (1, M, N) becomes (M, N). `shape`: the
+    result's, (M, N) or (G, M, N). Raises ArgumentError if the operand's shape has two meanings.
     """
     *batch, m, n = shape
     rank = len(x.shape)
@@ -89,8 +81,8 @@ def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[i
 def with_reductions_of_groups(graph: EpilogueGraph, grouping: Grouping) -> EpilogueGraph:
     """Return the graph with reductions over rows changed so that each group's rows are reduced by themselves.
 
-    Their axis then is without "b", the batch, in whose place the groups are. Raises ArgumentError for reductions that
-    a grouped GEMM cannot compute.
+    Their axis then is without "b", the batch, in whose place the groups are. Raises ArgumentError for reductions that a
+    grouped GEMM cannot compute.
     """
     if not grouping.clips_rows:
         return graph
@@ -137,10 +129,7 @@ def check_added_rows(graph: EpilogueGraph) -> None:
 
 
 def check_scales_of_groups(grouping: Grouping, granularity: Mapping[Role, int]) -> None:
-    """Raise ArgumentError for block scales of a whose blocks may hold rows of two groups.
-
-    `granularity`: rows per block scale, 1 or 128, by operand.
-    """
+    """Raise ArgumentError for block scales of a whose blocks may hold rows of two groups."""
     if grouping.along == "m" and not grouping.is_masked and granularity.get("a") == SCALE_BLOCK:
         raise ArgumentError(
             f"scale_a: got a scale for {SCALE_BLOCK} rows, which may be two groups'; use one for each row and "

@@ -41,17 +41,9 @@ def orient_problem(
 ) -> OrientedProblem:  # fmt: skip
     """Return the GEMM that the kernel computes, as strided matrices.
 
-    Args:
-        spec: The epilogue, in the user's orientation.
-        arguments: Arrays and numbers by Pointer name.
-        shape: The product's shape, (m, n) or (batch, m, n).
-        out_dtype: D's dtype if no result is a matrix.
-        multiplication: How a and b are multiplied.
-        scale_granularity: Rows (columns, of b) per block scale, by operand that has block scales.
-        product: What is computed, if it is not torch.matmul's product.
-        grouping: The groups of a grouped GEMM.
-        groups: Their number, or 0.
-        swapped: Whether to compute D^T = B^T @ A^T. None: if D is column-major, as kernels store rows faster.
+    `spec`: in the user's orientation. `out_dtype`: D's dtype if no result is a matrix. `scale_granularity`: rows
+    (columns, of b) per block scale, by operand that has block scales. `product`: None for torch.matmul's. `swapped`:
+    compute D^T = B^T @ A^T; None: if D is column-major, as kernels store rows faster.
     """
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
     arrays: dict[str, Matrix] = {}
@@ -101,8 +93,8 @@ def orient_problem(
 def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False) -> Matrix:
     """Return an array of up to three dimensions as a Matrix of (batch, rows, columns).
 
-    `batch`: the GEMM's batch, over which an array without a batch, or with a batch of 1, is broadcast. `broadcast`: a
-    single row or column is broadcast, too: its stride is 0.
+    An array without a batch, or with a batch of 1, is broadcast over `batch`. `broadcast`: a single row or column is
+    broadcast, too: its stride is 0.
     """
     array_batch, m, n = (1, 1, 1, *x.shape)[-3:]
     array_batch_stride, row_stride, col_stride = (0, 0, 0, *x.strides)[-3:]
@@ -134,7 +126,7 @@ def _stack_scale_batch(x: Scale, m: int) -> Scale | None:
     """Return the block scales of a with the batch folded into rows; None if that is impossible or slower.
 
     It is impossible if a scale would cover rows of two batches, or if one row stride does not reach all rows. It is
-    slower if TMA can load the scales with their batch, but not the folded ones. `m`: rows of a per batch.
+    slower if TMA can load the scales with their batch, but not the folded ones.
     """
     matrix = _stack_batch(x.matrix)
     stacked = replace(x, matrix=matrix) if matrix and m % x.granularity == 0 else None

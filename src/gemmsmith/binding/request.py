@@ -124,10 +124,7 @@ def read_arrays(
 
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:
-    """Return an operand's part of the key of `read_arrays`, and add its address, or the number, to `pointers`.
-
-    `name`: the caller's name, for messages; `pointer`: the Pointer's.
-    """
+    """Return an operand's part of the key of `read_arrays`, and add its address, or the number, to `pointers`."""
     if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
         try:
             pointers[pointer] = float(x)

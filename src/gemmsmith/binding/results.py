@@ -52,11 +52,8 @@ def describe_results(
 ) -> dict[str, ArrayInfo]:
     """Return the ArrayInfo of every result, by name: of the caller's array, which is checked, or of one to allocate.
 
-    Args:
-        graph: The epilogue.
-        outputs: The caller's arrays for results, by name; some or all may be missing.
-        shape: The product's shape, (m, n) or (batch, m, n).
-        groups_of_rows: In how many groups the rows are, each of which is reduced by itself; 0 if there are none.
+    `outputs`: the caller's arrays, some or all of the results. `shape`: the product's, (m, n) or (batch, m, n).
+    `groups_of_rows`: in how many groups the rows are, each of which is reduced by itself; or 0.
     """
     names = graph.result_names
     if unknown := set(outputs) - set(names):
@@ -81,8 +78,7 @@ def result_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a result of a GEMM whose product has `shape`, (m, n) or (batch, m, n).
 
-    `groups_of_rows`: in how many groups the rows are, each of which is reduced by itself; 0 if there are none. Raises
-    EpilogueError for a result that does not depend on the accumulator.
+    Raises EpilogueError for a result that does not depend on the accumulator.
     """
     *batch, m, n = shape
     node = graph.nodes[result.node]

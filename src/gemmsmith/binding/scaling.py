@@ -20,8 +20,7 @@ from gemmsmith.core.product import Role
 def describe_scale(x: Any, role: Role, a: ArrayInfo) -> ArrayInfo | float:
     """Return the caller's scale_a or scale_b as a number or an ArrayInfo.
 
-    `role`: whose scale, "a" or "b"; `a`: the array a. Raises ArgumentError for another dtype than fp32 or ue8m0, or
-    another device than a's.
+    Raises ArgumentError for another dtype than fp32 or ue8m0, or another device than that of `a`.
     """
     argument = f"scale_{role}"
     if isinstance(x, Real):
@@ -38,15 +37,9 @@ def scale_granularity(
 ) -> int | None:
     """Return the rows of a (columns of b) per block scale, 1 or 128; None for tensor, row or column scales.
 
-    Args:
-        x: The scales.
-        role: Whose scales, "a" or "b".
-        operand: The array a or b.
-        batch: The sizes that a leading dimension of x may have, besides 1.
-        planned_granularity: The granularity if several fit the shape; None: the first in the order None, 1, 128.
-
-    Raises:
-        ArgumentError: If the shape fits none. Two arrays of scales fit two arrays b, with scales of 128 x 128 only.
+    `batch`: the sizes that a leading dimension of x may have, besides 1. `planned_granularity`: that if several fit the
+    shape; None: the first in the order None, 1, 128. Raises ArgumentError if the shape fits none. Two arrays of scales
+    fit two arrays b, with scales of 128 x 128 only.
     """
     if not isinstance(x, ArrayInfo) or x.shape in ((), (1,)):
         return None
@@ -74,7 +67,7 @@ def scale_granularity(
 def _granularity_of_two(x: ArrayInfo, role: Role, operand: ArrayInfo, batch: tuple[int, ...]) -> int:
     """Return the columns per scale, 128, of a tuple of two arrays of scales, for a tuple of two arrays b.
 
-    The arguments are those of `scale_granularity`. Raises ArgumentError if they are not scales of 128 x 128 blocks.
+    Raises ArgumentError if they are not scales of 128 x 128 blocks.
     """
     part, of = x.parts[0].shape, operand.parts[0].shape
     if not operand.interleave_stride:
@@ -92,7 +85,7 @@ def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[in
     """Return along which dimensions a scale varies that the epilogue applies.
 
     scale_a varies along the rows if it has one value per row, also for M = 1, and scale_b along the columns likewise;
-    other shapes are scalars. `name`: the operand's name of the scale; `gemm_shape`: (m, n) or (batch, m, n).
+    other shapes are scalars.
     """
     if len(shape) < 2:
         return BroadcastDims()
@@ -103,11 +96,7 @@ def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[in
 
 
 def describe_granularity(role: Role, graph: EpilogueGraph, scale_granularity: Mapping[Role, int]) -> str:
-    """Return the kind of the scales of a or b in words, such as "a tensor scale", for comparisons and messages.
-
-    `graph`: the epilogue, which has the scales that it applies as operands; `scale_granularity`: rows (columns) per
-    block scale, by operand that has block scales.
-    """
+    """Return the kind of the scales of a or b in words, such as "a tensor scale", for comparisons and messages."""
     if role in scale_granularity:
         return f"scales of {scale_granularity[role]}x{SCALE_BLOCK} blocks"
     operand = next((o for o in graph.operands if o.name == SCALE_NAMES[role]), None)

@@ -125,10 +125,7 @@ def _random_sets(request: Request, group_sizes: tuple[int, ...] | None) -> list[
 
 # -- contenders --------------------------------------------------------------------------------------------------------
 def _contenders(plan: PlannedGemm, first: Request) -> dict[str, Call]:
-    """Return the functions to compare, by name, gemmsmith's first; those that do not take the problem are left out.
-
-    `first`: a set of operands, on which cuBLASLt's algorithms are timed.
-    """
+    """Return the functions to compare, by name, gemmsmith's first; those that do not take the problem are left out."""
     import torch
 
     is_tf32 = f"{plan.binding.mma.a}" == "tf32" and not plan.problem.is_3xtf32
@@ -221,10 +218,7 @@ def _by_cublaslt(plan: PlannedGemm, first: Request) -> dict[str, Call]:
 def _measure(
     plan: PlannedGemm, sets: Sequence[Request], seconds: float, progress: ProgressCallback
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return a row for each contender (name, us, tflops, speedup), and the SMs' clock in MHz under load.
-
-    `seconds`: the length of a block.
-    """
+    """Return a row for each contender (name, us, tflops, speedup), and the SMs' clock in MHz under load."""
     import torch
 
     progress("selecting cuBLASLt's algorithm")

@@ -219,25 +219,12 @@ def execute(
     choices: Choices, sizes: Sizes, seed: int, backend: str, folder: Path, progress: ProgressCallback,
     counters: Counters | None = None, schedules: int = 1, page: Path | None = None, first_step: int = 0,
 ) -> tuple[PlannedGemm, Outcome]:  # fmt: skip
-    """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline.
+    """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline to `folder`.
 
-    A run on the GPU also simulates a problem of at most MAX_SIMULATED_SIZE for the timeline.
-
-    Args:
-        choices: The options of the problem and of the config, by name.
-        sizes: m, n, k.
-        seed: Seed of the random arrays and of the simulated schedule.
-        backend: "cuda", "sim" or "reference".
-        folder: Where the files are written.
-        progress: Called with what is being done.
-        counters: Counts what the simulated instructions of each source line do; None: no counts.
-        schedules: The most schedules that are simulated; with a page, how many.
-        page: The HTML file to step through the simulation of each schedule; None: no file.
-        first_step: The first step that the page shows.
-
-    Raises:
-        ArgumentError: The problem needs more memory than there is, or the page has no step `first_step`.
-        OSError: The files cannot be written.
+    A run on the GPU also simulates a problem of at most MAX_SIMULATED_SIZE for the timeline. `seed`: of the random
+    arrays and of the simulated schedule. `schedules`: the most that are simulated; with a page, how many. `page`: the
+    HTML file to step through the simulation of each schedule, from `first_step` on. Raises ArgumentError if the problem
+    needs more memory than there is, or the page has no such step; OSError if a file cannot be written.
     """
     problem, groups = make_request(choices, sizes), choices["groups"]
     plan = make_plan(problem, choices)

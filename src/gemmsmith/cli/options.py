@@ -81,7 +81,7 @@ def combine_options(*options: Decorator) -> Decorator:
 def sizes(minimum: int) -> Decorator:
     """Return a decorator that adds the argument MxNxK, and the options --m, --n and --k to give its parts.
 
-    The command receives `sizes`, (m, n, k), each None where it is not given. `minimum`: the least of a size.
+    The command receives `sizes`, (m, n, k), each None where it is not given.
     """
     type_ = joined_sizes(3, "512x4096x4096", minimum)
     argument = click.argument("shape", required=False, type=type_, metavar="[MxNxK]")

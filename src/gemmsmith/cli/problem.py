@@ -121,10 +121,7 @@ def _scale_shape(rows: int, k: int, scale: str | None, leading: tuple[int, ...])
 
 # -- the epilogue ------------------------------------------------------------------------------------------------------
 def _epilogue_and_operands(choices: Choices, m: int, n: int, leading: tuple[int, ...]) -> tuple[Any, dict[str, Any]]:
-    """Return the function of the option --epilogue, or None, and its operands: Specs, and 1 for numbers.
-
-    `leading`: () or (batch,), which columns and matrices have, too.
-    """
+    """Return the function of the option --epilogue, or None, and its operands: Specs, and 1 for numbers."""
     given = [_parse_operand(text) for text in choices["operands"]]
     if twice := [name for name, count in Counter(name for name, _ in given).items() if count > 1]:
         raise click.BadParameter(f"{twice[0]} is given twice; use one kind", param_hint="--operand")
@@ -185,10 +182,7 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
 
 
 def _user_error(text: str, error: BaseException) -> EpilogueError:
-    """Return the error to raise if the user's code raises `error`: it names the exception and the last line of theirs.
-
-    `text`: the option --epilogue.
-    """
+    """Return the error to raise if the user's code raises `error`: it names that and the last line of theirs."""
     location = "".join(f" at {Path(f.filename).name}:{f.lineno}: {f.line}" for f in _user_frames(error)[-1:])
     return EpilogueError(f"--epilogue {text}: {type(error).__name__}: {error}{location}")
 

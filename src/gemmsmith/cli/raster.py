@@ -182,7 +182,7 @@ def raster(sizes: options.PartialSizes, groups: tuple[int, ...] | None, picture:
 def _show_groups(sizes: tuple[int, ...], m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     """Print how the rows of a grouped GEMM's D are divided into tiles, and plot them to `picture` if it is given.
 
-    `sizes`: rows of each group; of a D of m rows, which may be more than their sum.
+    D has m rows, which may be more than those of all groups.
     """
     a, b, table = Spec((m, k), "bf16"), Spec((len(sizes), k, n), "bf16", (n * k, 1, k)), Spec((len(sizes),), "int32")
     config = PlannedGemm(Request(a, b, operands={"sizes": table}, grouping=Grouping("sizes"))).config

@@ -124,10 +124,7 @@ def _tune_kind(
 
 
 def _tune_shape(a: Any, b: Any, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
-    """Tune a GEMM, with progress on stderr; return (config, microseconds) of the configs that ran, fastest first.
-
-    `precision_options`: keyword arguments of `gemmsmith.tune`. `shape_label`: what the progress calls the GEMM.
-    """
+    """Tune a GEMM, with progress on stderr; return (config, microseconds) of the configs that ran, fastest first."""
     totals = {"compile": max_configs, "measure": sum(min(max_configs, count) for count, _ in HALVING_ROUNDS)}
     done: Counter[str] = Counter()
     with progress_bar() as progress:

@@ -65,8 +65,8 @@ class BlockScales:
     def start_copies(self, tile: WorkTile) -> Callable[[PipelineTmaAsync, PipelineState], None]:
         """Start the copies of a tile's scales, and return the function that copies those of the next k-tile.
 
-        The function takes a pipeline and a state of it at an acquired stage. It issues the copies of the tile's next
-        scale block into that stage, and arrives on the stage's full barrier. The copying lanes execute both.
+        The function takes a pipeline and a state of it at an acquired stage, and arrives on the stage's full barrier.
+        The copying lanes execute both.
         """
         copied = [LaneCopies(x, tile) for x in self.lane_copied_scales]
         cp_async, st_shared = (any(x.uses_cp_async == y for x in self.lane_copied_scales) for y in (True, False))
@@ -105,8 +105,8 @@ class WarpgroupScales:
     def begin_tile(self, tile: WorkTile) -> None:
         """Begin a tile, each of whose k-tiles is then read (`read`, `release`) or skipped (`skip`).
 
-        Locate the thread's row and the tile's columns among the scales: as an index of the tile's rows if each row has
-        a scale, else from the begin of the tile's first scale block on.
+        Locate the thread's row and the tile's columns: among the tile's rows if each row has a scale, else from the
+        begin of the tile's first scale block on.
         """
         k, self._tile = current_builder(), tile
         for _, reader in self._readers:
@@ -124,7 +124,7 @@ class WarpgroupScales:
     def read(self, stage: Value) -> ThreadScales:
         """Load the scales of this thread's elements of the next k-tile; call `release` after it.
 
-        `stage`: index of the mainloop's stage that holds the k-tile, which is full.
+        `stage` is full.
         """
         for _, reader in self._readers:
             reader.wait(self._tile)
@@ -160,7 +160,7 @@ class WarpgroupScales:
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
         """Return the thread's scales of A, of which it has two rows (halves) in every 64.
 
-        There is a register for each half, or for both halves of 64 rows if they share a scale. `read` loads scales.
+        There is a register for each half, or for both halves of 64 rows if they share a scale.
         """
         k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves
         per_half = per_row or scale.interleaved  # rows of a half are in groups of 8, of one matrix each
@@ -205,16 +205,11 @@ class ColumnBlocks:
     offset: Value
 
     def at_column(self, scales: RegisterArray, first: Value, column: int, n8: Value) -> Value:
-        """Return the scale of the `n8`-th 8 columns of the tile.
+        """Return the scale of the `n8`-th 8 columns of the tile, which are among the `width` columns from `column` on.
 
-        A tile starts at a multiple of `width` within a period, so the `width` columns around these 8 are in one period.
-        Its number is known at build time, or it is one of two numbers, depending on the tile's `offset`.
-
-        Args:
-            scales: Registers with the scales of the tile's blocks.
-            first: The first of these registers.
-            column: The first of the `width` columns that contain the 8.
-            n8: Number of the 8 columns; it says which of two alternating matrices they belong to.
+        A tile starts at a multiple of `width` within a period, so these are in one period. Its number is known at build
+        time, or it is one of two numbers, depending on the tile's `offset`. `n8` says which of two alternating matrices
+        the columns belong to.
         """
         matrices, first_period = self.period // SCALE_BLOCK, column // self.period
         first, last_period = first + n8 % matrices, (column + self.period - self.width) // self.period
@@ -253,8 +248,7 @@ class ThreadScales:
     def subtile_scales(self, mma_m: int, column: int, columns: int) -> Iterator[ColumnScales]:
         """Yield the scales of a subtile: for each range of its columns, a function that returns an element's scale.
 
-        The subtile has the `mma_m`-th 64 rows, and `columns` columns from `column` on. There are several ranges if
-        128-column blocks of scales can begin within the subtile.
+        There are several ranges if 128-column blocks of scales can begin within the subtile.
         """
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if columns_of_b := self._columns:
@@ -282,14 +276,8 @@ class ThreadScales:
     ) -> Value:  # fmt: skip
         """Return the scale of an element if each block of 128 columns has its own, times A's if A has scales.
 
-        Args:
-            blocks: The scales of the blocks.
-            first_half: Number of the subtile's first half of 64 rows.
-            column: First of the columns, of ColumnBlocks.width, around the element.
-            first_n8: Number of the subtile's first 8 columns in the tile.
-            n8: Number of the element's 8 columns in the subtile.
-            half: The element's half of 64 rows, 0 or 1.
-            i: Which of the thread's two columns of 8; both have the same scale.
+        `first_half` and `first_n8` locate the subtile in the tile, in halves of 64 rows and in groups of 8 columns.
+        `column`: first of the columns, of ColumnBlocks.width, around the element.
         """
         at_column = self._column_blocks.at_column
         if not self._rows:

@@ -134,10 +134,7 @@ class CpAsyncMainloop:
         self._copy_k_tile(self._free_stage())
 
     def _copy_unpredicated(self, slice_idx: int, num_slices: int) -> None:
-        """Issue slice `slice_idx` of `num_slices` of the copies of a k-tile that is fully in bounds.
-
-        The last slice commits the group of all of them.
-        """
+        """Issue slice `slice_idx` of `num_slices` of the copies of a k-tile that is fully in bounds."""
         self._issue_copies(self._free_stage(), None, slice_idx, num_slices)
         if slice_idx == num_slices - 1:
             self._commit()
@@ -161,10 +158,7 @@ class CpAsyncMainloop:
         self._advance(Constant(I32, 1))
 
     def _issue_copies(self, stage: Value, k_remaining: Value | None, slice_idx: int = 0, num_slices: int = 1) -> None:
-        """Issue slice `slice_idx` of `num_slices` of this thread's copies of a k-tile, of all operands.
-
-        `k_remaining`: as for ThreadCopies.copies.
-        """
+        """Issue slice `slice_idx` of `num_slices` of this thread's copies of a k-tile, of all operands."""
         copies = [copy for operand in self._copies for copy in operand.copies(stage, k_remaining)]
         for copy in copies[slice_idx * len(copies) // num_slices : (slice_idx + 1) * len(copies) // num_slices]:
             copy()

@@ -96,10 +96,7 @@ class CpAsyncCopies:
         return self._gmem_ptr.get() + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
-        """Return how many bytes of a step's vector are in bounds; cp.async fills the others with zeros.
-
-        `k_remaining`: elements of K that are in bounds, from the k-tile's first on; None: the whole tile is.
-        """
+        """Return how many bytes of a step's vector are in bounds; cp.async fills the others with zeros."""
         if k_remaining is None:
             return Constant(U32, VECTOR_BYTES)
         k, tile, thread = current_builder(), self._tile, self._partition
@@ -110,10 +107,7 @@ class CpAsyncCopies:
         return k.select(outer_remaining > step.row, self._bytes_of_vector(step, inner_bytes), 0).to(U32)
 
     def _bytes_along_k(self, k_remaining: Value) -> Value:
-        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on.
-
-        `k_remaining`: elements of K that are in bounds, from the k-tile's first on.
-        """
+        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on."""
         tile, thread = self._tile, self._partition
         line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
         line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")

@@ -113,8 +113,7 @@ class Fragments:
     def _load_b(self, stage: list[SharedView], group: Value) -> None:
         """Load B's fragments of an MMA group from a stage (A's and B's tile in shared memory).
 
-        A group is the MMAs of one k-step with 16 * `_n16_per_group` columns of B; groups are numbered through all
-        k-steps of the stage. Their fragments have a double buffer: even groups have one half, odd ones the other.
+        Groups are numbered through all k-steps of the stage; even and odd ones have the two halves of a double buffer.
         """
         tile, k_step = self._b_tile, group // self._groups_per_k_step
         with current_builder().unroll(self._n16_per_group, name="n16") as n16:
@@ -157,12 +156,8 @@ class Tf32x3Fragments(Fragments):
 def _ldmatrix_offset(tile: Tile, row: Value, vector_idx: Value, k_step: Value, mn: Value) -> Value:
     """Return the byte offset in a tile of the 16 bytes whose address this lane passes to ldmatrix.
 
-    Args:
-        tile: The tile.
-        row: The lane's row of a box for k-step 0 and row 0 of M or N.
-        vector_idx: The lane's 16-byte vector in that row.
-        k_step: The k-step, of 32 bytes of K.
-        mn: First row of M or N of the matrices that are loaded.
+    `row`, `vector_idx`: the lane's row of a box and its vector in that row, for k-step 0 and row 0 of M or N. `mn`:
+    first row of the matrices that are loaded.
     """
     if tile.major == "K":  # `mn` is a multiple of 8 rows, after which the swizzle repeats
         return swizzled_vector_offset(tile, row, k_step * 2 + vector_idx) + (mn * tile.pitch).to(U32)

@@ -21,15 +21,10 @@ class GlobalArray:
         self, argument: str, name: str, dtype: DType, address: Pointer | None = None, *,
         varies_along_m: bool = True, varies_along_n: bool = True,
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments.
+        """Declare the kernel arguments, whose names begin with `argument`.
 
-        Args:
-            argument: Prefix of their names.
-            name: The array's name in the launch's `arrays`.
-            dtype: Dtype of its elements.
-            address: Where it is; None: at the Pointer `argument`.
-            varies_along_m: False: all rows are the same, and the array has no row stride.
-            varies_along_n: False: all columns are the same, and the array has no column stride.
+        `name`: the array's name in the launch's `arrays`. `address`: where it is; None: at the Pointer `argument`. If
+        all rows (columns) are the same, not `varies_along_m` (`varies_along_n`), it has no row (column) stride.
         """
 
         def stride(along: str, attribute: str) -> Value:
@@ -45,7 +40,7 @@ class GlobalArray:
     def element_address(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
         """Return the byte address of element (batch, row, column).
 
-        A row or column of None is number 0. The row is ignored if all rows are the same, the column likewise.
+        A row or column of None is number 0.
         """
         offset = batch.to(I64) * self.batch_stride
         if self.row_stride is not None and row is not None:

@@ -31,8 +31,7 @@ MBARRIER_BYTES = 8
 class PipelineState:
     """The index of the next stage and the parity of its phase.
 
-    `advance()` is `if (++index == N) index = 0, phase ^= 1`. `name` is the prefix of the variables' names in the
-    printed CUDA.
+    `advance()` is `if (++index == N) index = 0, phase ^= 1`.
     """
 
     def __init__(self, stages: int, phase: int = 0, name: str = "state", index: ValueLike = 0) -> None:
@@ -74,13 +73,10 @@ def stage_index(stage: PipelineState | Value) -> Value:
 class Peers:
     """The CTAs of a cluster that this one exchanges multicasts with, itself included.
 
-    In a cluster of rows and columns they are the CTAs of its row and of its column. Stages are released to these only:
-    the loads of the other CTAs do not depend on one another's releases, so one CTA could arrive twice in the same phase
-    of another's barrier. (CUTLASS: is_same_row_or_col of PipelineTmaAsync.)
-
-    Attributes:
-        count: Number of these CTAs.
-        rank: Returns the cluster rank of the i-th of them.
+    In a cluster of rows and columns they are the CTAs of its row and of its column. `rank(i)` is the cluster rank of
+    the i-th. Stages are released to these only: the loads of the other CTAs do not depend on one another's releases, so
+    one CTA could arrive twice in the same phase of another's barrier. (CUTLASS: is_same_row_or_col of
+    PipelineTmaAsync.)
     """
 
     count: int = 1
@@ -113,8 +109,7 @@ class _ArrivalCount:
     def add_arrivals(self, arrivals: int, by: str = "") -> None:
         """Count `arrivals` per phase of the warp role that is being recorded, unless they are counted already.
 
-        `by` tells apart several arrivals of one role in the same phase, such as "threads, scales". Raises KernelError
-        if the role was counted before with another number of arrivals.
+        `by` tells apart several arrivals of one role in the same phase, such as "threads, scales".
         """
         role = current_builder().current_role, by
         if self.roles.setdefault(role, arrivals) != arrivals:
@@ -137,16 +132,12 @@ class PipelineTmaAsync:
     ) -> None:  # fmt: skip
         """Allocate the barriers.
 
-        Args:
-            stages: Stages of the ring.
-            transaction_bytes: Bytes that complete a stage.
-            peers: CTAs that this one exchanges multicasts with.
-            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1); each stage is read
-                by 1 / `consumer_groups` of the consumer warpgroups.
-            scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
-                stage, but not if ld has (see MbarrierArriveCluster).
-            acquire_scope: Memory scope of the producers' wait, if some releases have a wider scope; None: `scope`.
-            name: Prefix of the barriers' and the states' names in the printed CUDA.
+        `transaction_bytes` complete a stage. If several `consumer_groups` take stages in turn (pingpong: all consumer
+        warpgroups), each stage is read by one of them.
+
+        The consumers release with the memory `scope`; "cta" suffices if wgmma that was waited for has read the stage,
+        but not if ld has (see MbarrierArriveCluster). `acquire_scope`: scope of the producers' wait, if some releases
+        have a wider one.
         """
         k = current_builder()
         self.stages, self.name, self.scope, self.acquire_scope = stages, name, scope, acquire_scope or scope
@@ -177,10 +168,7 @@ class PipelineTmaAsync:
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage of `state` is free, and announce on its full barrier the bytes that will arrive.
-
-        One thread executes it.
-        """
+        """Wait until the stage of `state` is free, and announce the bytes that will arrive. One thread executes it."""
         self._acquire(state)
         self._producers.add_arrivals(1)
         self.producer_expect_bytes(state.index)
@@ -195,14 +183,10 @@ class PipelineTmaAsync:
     def non_tma_producer_commit(
         self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool, of: str = "operand"
     ) -> None:
-        """Arrive, in each of `lanes` threads, for what they have written into the stage.
+        """Arrive, in each of `lanes` threads, for what they have written into the stage of `state`.
 
-        Args:
-            state: A state at the stage.
-            lanes: Threads that execute it.
-            cp_async: They have written by cp.async; they arrive when these copies are complete.
-            st_shared: They have written by st.shared. With both they arrive twice.
-            of: What they have written, "operand" or "scales": a role arrives once per phase for each.
+        With `cp_async` they arrive when their copies are complete; with `st_shared`, too, they arrive twice. `of`:
+        "operand" or "scales": a role arrives once per phase for each.
         """
         self._producers.add_arrivals((cp_async + st_shared) * lanes, by=f"threads, {of}")
         if cp_async:
@@ -220,7 +204,7 @@ class PipelineTmaAsync:
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage, after the last load.
 
-        A CTA must not exit before its peers' last arrivals on its barriers. `state`: that of the producer.
+        A CTA must not exit before its peers' last arrivals on its barriers.
         """
         with current_builder().range(self.stages, name="stage"):
             self._acquire(state)
@@ -240,8 +224,6 @@ class PipelineTmaAsync:
         """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage.
 
         Threads that have read the stage by ld execute `hw.fence_proxy_async()` before; wgmma needs no fence.
-
-        `scope`: memory scope; None: the pipeline's.
         """
         self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.peers.count)
         _arrive_per_warp(self._empty[stage_index(stage)], self.peers, scope or self.scope)
@@ -254,10 +236,7 @@ class LaggedRelease:
         self.pipeline, self._release_stage = pipeline, current_builder().var(I32, 0, f"{pipeline.name}_release_stage")
 
     def release_previous(self, k_tile: Value, read_state: PipelineState) -> None:
-        """Release the stage of the previous k-tile, after the wait for all wgmma groups except the current one.
-
-        `k_tile`: number of the current k-tile in its tile. `read_state` is at the current k-tile's stage.
-        """
+        """Release the previous k-tile's stage, after the wait for all wgmma groups except the current one."""
         with current_builder().when(k_tile > 0):
             self.pipeline.consumer_release(self._release_stage.get())
         self._release_stage.set(read_state.index)
@@ -308,13 +287,9 @@ def init_barriers(
 ) -> None:
     """Initialize the pipelines' barriers and make them visible to the whole cluster. Call it before the roles.
 
-    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each.
-
-    Args:
-        *pipelines: The objects whose barriers are initialized.
-        prefetch: Tensor maps that another warp meanwhile prefetches into the descriptor cache.
-        after_init: Issues the first loads. It runs in the initializing thread, before the cluster barrier, whose
-            relaxed arrive does not wait for these loads.
+    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each. Another warp meanwhile
+    prefetches the tensor maps `prefetch`. `after_init` issues the first loads, in the initializing thread, before the
+    cluster barrier, whose relaxed arrive does not wait for them.
     """
     k = current_builder()
     steps = ["prefetch tensor maps"] * bool(prefetch) + ["initialize barriers"] * bool(pipelines)

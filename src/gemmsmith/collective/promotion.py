@@ -18,7 +18,7 @@ from gemmsmith.lang.shared import SharedView
 class PromotionSubtile:
     """The part of a warpgroup's tile that is promoted at once: some columns, from `column` on, of 64 rows.
 
-    The rows are the `mma_m`-th 64 of the warpgroup. `spec.promotion` has the number of columns.
+    `spec.promotion` has the number of columns.
     """
 
     mma_m: int

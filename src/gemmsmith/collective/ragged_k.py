@@ -33,7 +33,7 @@ class RaggedK:
     def zero_past_end(self, tile: WorkTile, k_tile: Value, stage: Sequence[SharedView]) -> None:
         """Zero the elements past the end of the tile's group in k-tile number `k_tile` of the tile.
 
-        `stage`: the operands' tiles in its stage, which is full. All threads of the consumer warpgroups execute it.
+        The `stage` of the k-tile is full. All threads of the consumer warpgroups execute it.
         """
         k = current_builder()
         k_valid = (tile.group_k_extent - k_tile * self._tile_k).named("k_valid")

@@ -75,10 +75,7 @@ class RegisterAAccumulator(Accumulator):
         hw.sync_warp()
 
     def wait(self, pending: int) -> None:
-        """Wait until at most `pending` k-tiles are in flight.
-
-        With `pending` 1 nothing is to be done: `multiply` leaves only the k-tile in flight that it has just issued.
-        """
+        """Wait until at most `pending` k-tiles are in flight; `multiply` leaves one, the last."""
         if pending == 0:
             self.wait_complete()
 

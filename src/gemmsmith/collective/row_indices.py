@@ -16,14 +16,10 @@ from gemmsmith.lang.values import Value
 
 
 class RowIndices:
-    """The int32 array of indices `name`: entry i is the row of an array for row i of the product.
+    """The int32 array of indices `name`: entry i is the row of the array `of` for row i of the product.
 
-    Kernel arguments: `of`_`name`, the address of the indices; `of`_rows, the rows of the array.
-
-    Args:
-        name: GATHER or SCATTER.
-        of: What the kernel calls the array.
-        extent: Returns how many rows the array has; other indices are of no row.
+    Kernel arguments: `of`_`name`, the address of the indices; `of`_rows, the array's rows (`extent`); other indices are
+    of no row.
     """
 
     def __init__(self, name: str, of: str, extent: Callable[[BoundProblem], int]) -> None:
@@ -57,10 +53,7 @@ class Scatter:
         return p.d.rows if self._role == "a" else p.d.cols
 
     def locate(self, row: Value, column: Value, in_bounds: Value) -> tuple[Value, Value, Value]:
-        """Return (row, column, is_stored) of an element of D in the results' arrays.
-
-        `is_stored`: it is `in_bounds`, and its index is that of a row.
-        """
+        """Return (row, column, is_stored) of an element of D in the results' arrays."""
         index = self._indices.load(row if self._role == "a" else column, in_bounds)
         is_stored = in_bounds & (index >= 0)
         return (index, column, is_stored) if self._role == "a" else (row, index, is_stored)

@@ -79,7 +79,7 @@ class SmemVectorLayout:
     def vector_smem_index(self, unit_idx: Value, lane: Value, vector_idx: Value) -> Value:
         """Return the smem index of the first element of a lane's `vector_idx`-th vector.
 
-        `unit_idx`: index of the lane's warp in its warpgroup for A, of its warpgroup for B.
+        `unit_idx`: the lane's warp in its warpgroup for A, its warpgroup for B.
         """
         lane_along_mn = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
         per_unit, per_row = (self.lanes_along_mn * x for x in (self.elements_per_thread, self.vector_elements))
@@ -163,10 +163,6 @@ class SimtCopies:
         self._mn_remaining.set(self._operand.mn_extent - coord.mn - self._thread_mn)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
-        """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
-
-        `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
-        """
         rows, k_per_iter = self._mn_and_k_per_iter
         return [
             partial(self._copy, stage, k_remaining, k_offset, mn_offset)
@@ -175,11 +171,7 @@ class SimtCopies:
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
-        """Copy one word of a k-tile.
-
-        It is `k_offset` elements of K and `mn_offset` smem indices after the thread's first word. `k_remaining`: as for
-        `copies`.
-        """
+        """Copy the word that is `k_offset` elements of K and `mn_offset` smem indices after the thread's first."""
         k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset
@@ -246,8 +238,7 @@ class SimtFragments:
     ) -> None:  # fmt: skip
         """Load the thread's `vector_idx`-th vector of an operand into vector `fragment_vector_idx` of `fragment`.
 
-        `operand`: 0 for A, 1 for B. `k_idx`: the index along K in the stage. Elements of a swizzled vector are put back
-        in order by the register index.
+        Elements of a swizzled vector are put back in order by the register index.
         """
         tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
         smem_offset = (
@@ -260,8 +251,6 @@ class SimtFragments:
 
     def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first_column: ValueLike, columns: int) -> None:
         """Add the outer product of A's fragment and `columns` columns of B's to the accumulator.
-
-        `buffer`: which buffer of the fragments. `first_column`: the accumulator's column of B's first element.
 
         Columns run in reverse in every other row, so that each FFMA has an operand in common with the FFMA before,
         which is then not read again from the register file. `^ 1` is the swap of SmemVectorLayout's pairs of columns.

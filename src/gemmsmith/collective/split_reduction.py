@@ -50,11 +50,6 @@ class SplitReduction:
         """Reduce a tile's partial sums; the body of the `with` statement runs in the CTAs that reduce.
 
         It yields the accumulator with the sums over all splits. Other CTAs only hand over their partial sums.
-
-        Args:
-            accumulator: This warpgroup's partial sums.
-            tile: The tile, and this CTA's split of it.
-            warpgroup: Number of this consumer warpgroup.
         """
         yield accumulator
 
@@ -70,10 +65,7 @@ class GlobalSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
-        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup.
-
-        `scheduler`: it says how many clusters have work, and has this CTA's position in its cluster.
-        """
+        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup."""
         super().__init__(spec)
         k, self.cta_rank = current_builder(), scheduler.position.cta_rank
         self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
@@ -87,10 +79,7 @@ class GlobalSplitReduction(SplitReduction):
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
-        """Store the partial sums, or, in the cluster that runs the epilogue, add those of the other clusters.
-
-        The body of the `with` statement is recorded for that cluster only.
-        """
+        """Store the partial sums, or, in the cluster that runs the epilogue, add those of the other clusters."""
         k, split = current_builder(), tile.split
         assert split is not None
         leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_reduction_leader")
@@ -114,10 +103,7 @@ class GlobalSplitReduction(SplitReduction):
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
 
     def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
-        """Store this warpgroup's partial sums in its slot; then the thread where `leader` holds sets the slot's flag.
-
-        `split`: this CTA's split of the tile. `warpgroup`: number of this consumer warpgroup.
-        """
+        """Store this warpgroup's partial sums in its slot; then the `leader` thread sets the slot's flag."""
         k = current_builder()
         slot = self._slot(split.cluster_idx, warpgroup)
         address = self._address(slot, accumulator)
@@ -128,10 +114,7 @@ class GlobalSplitReduction(SplitReduction):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
     def _accumulate(self, accumulator: Accumulator, cluster_idx: Value, warpgroup: Value, leader: Value) -> None:
-        """Wait for the flag of a slot of cluster `cluster_idx`, clear it, and add the slot's partial sums.
-
-        The thread where `leader` holds accesses the flag.
-        """
+        """Wait for the flag of a slot of cluster `cluster_idx`, clear it, and add the slot's partial sums."""
         k = current_builder()
         slot = self._slot(cluster_idx, warpgroup)
         address, flag = self._address(slot, accumulator), (self.flags + (slot * 4).to(U64)).named("flag_ptr")
@@ -151,13 +134,8 @@ def vector_width(accumulator: Accumulator, num_slices: int = 1) -> int:
 def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int = 0, num_slices: int = 1) -> None:
     """Store a slice of the accumulator's columns, vector by vector.
 
-    The threads' n-th vectors are contiguous, so that a warp's accesses are coalesced.
-
-    Args:
-        accumulator: The accumulator.
-        store: Stores a vector, at a byte offset from this thread's first one.
-        slice_idx: Which slice of the columns.
-        num_slices: Slices of the columns; 1: store all columns.
+    The threads' n-th vectors are contiguous, so that a warp's accesses are coalesced. `store` stores a vector, at a
+    byte offset from this thread's first one.
     """
     width = vector_width(accumulator, num_slices)
     first = slice_idx * (accumulator.fragments.count // num_slices)
@@ -168,8 +146,7 @@ def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int =
 def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
     """Add to the accumulator what `store_partials` has stored of another one.
 
-    If that stored a slice, this accumulator has the slice's columns only. `load` loads a vector as `store` has stored
-    it.
+    If that stored a slice, this accumulator has the slice's columns only.
     """
     k, width = current_builder(), vector_width(accumulator)
     for fragment, vector, offset in _vectors(accumulator, width):
@@ -182,8 +159,8 @@ def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
 def _vectors(accumulator: Accumulator, width: int, num_slices: int = 1) -> Iterator[tuple[RegisterArray, Value, Value]]:
     """Record a loop over the vectors, of `width` registers each, of one of `num_slices` slices of the columns.
 
-    Yield, for the loop's body, the fragment, the index of the vector in the fragment's slice, and the vector's byte
-    offset from this thread's first vector.
+    Yield the fragment, the index of the vector in the fragment's slice, and the vector's byte offset from this thread's
+    first one.
     """
     k, fragments = current_builder(), accumulator.fragments
     count = fragments.count // num_slices // width
@@ -244,10 +221,7 @@ class ClusterSplitReduction(SplitReduction):
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
-        """Send the partial sums that other CTAs reduce, add those that they send, and yield the columns of this CTA.
-
-        A CTA sends nothing if it alone reduces. The body of the `with` statement is recorded for reducing CTAs only.
-        """
+        """Send the partial sums that other CTAs reduce, add those that they send, and yield the columns of this CTA."""
         k, split = current_builder(), tile.split
         assert split is not None
         with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():

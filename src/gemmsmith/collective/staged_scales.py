@@ -31,10 +31,7 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class StagedScales:
-    """The fp32 block scales of A or of B (`role`) in shared memory, for tiles of `rows` rows and `stages` k-tiles.
-
-    Subclasses differ in what loads the scales, and where.
-    """
+    """The fp32 block scales of A or of B (`role`) in shared memory, for tiles of `rows` rows and `stages` k-tiles."""
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
         """Allocate the stages."""
@@ -93,7 +90,7 @@ class TmaScales(StagedScales):
     def producer_start_state(self, prologue_k_tiles: Value) -> PipelineState | None:
         """Return the producer's state in the scales' own pipeline, after what the prologue has loaded.
 
-        None: the scales have no pipeline, and are loaded into the mainloop's stages.
+        None: the scales have no pipeline.
         """
         return None
 
@@ -103,14 +100,9 @@ class TmaScales(StagedScales):
     ) -> None:  # fmt: skip
         """Issue the load of a k-tile's scales into a stage. One thread executes it.
 
-        Args:
-            stage: Index of the mainloop's stage.
-            full: The stage's full barrier.
-            tile: The tile.
-            k_tile: Number of the k-tile among those of the tile, in the order in which they are loaded.
-            k_block_idx: Index of the k-tile's scale block along the GEMM's K.
-            write: What `producer_start_state` has returned. None: there is no such pipeline, or the prologue issues the
-                load, in place of the producer.
+        `full`: the stage's full barrier. `k_tile`: number of the k-tile in the tile, in the order in which they are
+        loaded. `k_block_idx`: index of its scale block along the GEMM's K. `write`: what `producer_start_state` has
+        returned; None: there is no such pipeline, or the prologue issues the load, in place of the producer.
         """
         coord = tile.coord(self.role)
         hw.tma_load(self.map, coord.mn, k_block_idx, coord.batch, self.stages[stage], full, EVICT_NORMAL)
@@ -164,7 +156,7 @@ class TmaKMajorScales(TmaScales):
     ) -> None:  # fmt: skip
         """Issue the load of a box if the k-tile is the box's first one. One thread executes it.
 
-        The arguments are those of TmaScales.load; `write` None: the prologue issues it, into the stage of k-tile 0.
+        `write` None: the prologue issues it, into the stage of k-tile 0.
         """
         k, coord, is_first = current_builder(), tile.coord(self.role), k_tile == 0
         with k.when(is_first | _is_box_boundary(tile, k_block_idx, 0) if write else is_first):
@@ -227,8 +219,7 @@ class KMajorScaleReader(ScaleReader):
 def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value:
     """Return whether a scale block is number `boundary` of its box, in the order in which the tile uses them.
 
-    `boundary`: 0 for the first or SCALES_PER_TMA_BOX - 1 for the last. The order is reversed if the tile sums its
-    k-tiles from the last to the first.
+    The order is reversed if the tile sums its k-tiles from the last to the first.
     """
     if tile.reverse_k is None:
         return k_block_idx % SCALES_PER_TMA_BOX == boundary
@@ -357,10 +348,7 @@ def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tup
 
 
 def make_staged_scales(spec: KernelSpec, consumer_groups: int) -> list[StagedScales]:
-    """Return the staged scales of the operands that have block scales: of A, then of B.
-
-    `consumer_groups`: consumer warpgroups that take stages in turn.
-    """
+    """Return the staged scales of the operands that have block scales: of A, then of B."""
     staged: list[StagedScales] = []
     for operand, scale in zip(spec.operands, spec.scales, strict=True):
         if scale:

@@ -80,13 +80,9 @@ class TmaOperand:
     ) -> None:  # fmt: skip
         """Issue the loads of a tile into a stage. One thread executes it.
 
-        Args:
-            stage: Index of the stage.
-            barrier: The stage's full barrier.
-            coord: The tile's first row (column of B), and its batch.
-            k: First element along K of the tile.
-            multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
-            is_tf32_residual: Whether to load the tile of the residuals x - tf32(x) instead; None without 3xTF32.
+        `barrier`: the stage's full barrier. `k`: the tile's first element along K. Without `multicast`, load all
+        slices, into this CTA's stage only. `is_tf32_residual`: whether to load the residuals x - tf32(x) instead; None
+        without 3xTF32.
         """
         load = partial(self._load, stage, barrier, coord, k, multicast=multicast)
         if is_tf32_residual is None or self.tf32_residual_map is None:
@@ -100,10 +96,7 @@ class TmaOperand:
     def _load(
         self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, map: Value, *, multicast: bool
     ) -> None:
-        """Issue the loads of a tile by tensor map `map`, one per slice and box.
-
-        The other arguments are those of `load`.
-        """
+        """Issue the loads of a tile by tensor map `map`, one per slice and box."""
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
@@ -169,15 +162,9 @@ def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
 
 
 def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer) -> TensorMap:
-    """Return the tensor map by which TMA loads or stores boxes of a tile.
+    """Return the tensor map by which TMA loads or stores boxes of `rows` rows of a tile.
 
-    Raises ArgumentError if the matrix is not contiguous along the rows of the tile's boxes.
-
-    Args:
-        matrix: A batch of (M or N) x K matrices.
-        tile: The tile, which gives the width of a box and its swizzle.
-        rows: Rows of a box.
-        address: The address of the matrix.
+    Raises ArgumentError if the matrix, a batch of (M or N) x K, is not contiguous along the rows of the boxes.
     """
     inner, outer, stride, inner_stride = matrix.cols, matrix.rows, matrix.row_stride, matrix.col_stride
     if tile.major == "MN":

@@ -49,8 +49,8 @@ def gradient() -> Any:
 def drawing(path: Path | str, width: float, height: float, title: str = "") -> Iterator[Any]:
     """Yield an empty matplotlib Figure, and write it to the file `path`.
 
-    `width`, `height`: in inches. `title`: its lines are wrapped to the width. Raises MissingPackageError
-    without matplotlib, before the body of the `with` imports it.
+    Sizes are in inches. The lines of `title` are wrapped to the width. Raises MissingPackageError without matplotlib,
+    before the body of the `with` imports it.
     """
     require_matplotlib()
     from matplotlib import rc_context

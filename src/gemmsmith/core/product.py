@@ -38,7 +38,7 @@ class Product:
     def __post_init__(self) -> None:
         """Check that `shapes` fits `arrays`. Raises ConfigError.
 
-        There is one term for a, b and each array. The result has two or three distinct letters, all from the inputs.
+        The result has two or three distinct letters, all from the inputs.
         """
         inputs, _, output = self.shapes.partition("->")
         terms = inputs.split(",")

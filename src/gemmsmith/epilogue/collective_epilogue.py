@@ -123,10 +123,7 @@ class Epilogue:
         return [x for owner in (self.tma_loads, self.stores) if owner for x in owner.maps.values()]
 
     def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> WarpgroupEpilogue:
-        """Declare the state of a consumer warpgroup, before its first tile.
-
-        `warpgroup`: its index among the consumers. `first_row`, `first_column`: its first row and column in a tile.
-        """
+        """Declare the state of a consumer warpgroup, before its first tile."""
         return WarpgroupEpilogue(self, warpgroup, first_row, first_column)
 
 
@@ -147,10 +144,7 @@ class WarpgroupEpilogue:
         epilogue.split_reduction.start()
 
     def load(self, tile: WorkTile) -> TileEpilogue:
-        """Issue the loads of the operands that the tile's epilogue reads, before the mainloop, which hides them.
-
-        `tile`: the CTA's tile, or its split of one.
-        """
+        """Issue the loads of the operands that the tile's epilogue reads, before the mainloop, which hides them."""
         e = self.epilogue
         work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
@@ -188,10 +182,7 @@ class TileEpilogue:
         self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
 
     def store(self, accumulator: Accumulator) -> None:
-        """Add the partial sums of other splits, then compute and store the warpgroup's tile.
-
-        A CTA that does not reduce the tile hands its partial sums to the CTA that does.
-        """
+        """Add the partial sums of other splits, then compute and store the warpgroup's tile."""
         split_reduction = self._epilogue.split_reduction
         with (
             self._rematerialized_thread_ids(),

@@ -81,7 +81,7 @@ class EpiloguePlan:
 
 
 def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
-    """Return the width in columns of the subtiles of a tile with `n` columns: the first of `subtile_widths`.
+    """Return the width of the subtiles of a tile with `n` columns: the first of `subtile_widths`.
 
     Raises ConfigError, with widths of tiles that work, if there is none.
     """
@@ -134,10 +134,7 @@ def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
 
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
-    """Return one quantize node for each block size, as (node, columns of the accumulator per value of the node).
-
-    The block sizes, the keys, are in columns of the accumulator.
-    """
+    """Return (quantize node, columns of the accumulator per value) by block size in such columns."""
     nodes = zip(graph.broadcast_dims, graph.nodes, strict=True)
     quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
     return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
@@ -207,19 +204,13 @@ def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, boo
 
 
 def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float:
-    """Return about how many instructions the unrolled epilogue of `rows` x `columns` of a warpgroup has.
-
-    They are those of a thread, which has as many elements as there are per thread of the warpgroup.
-    """
+    """Return about how many instructions the unrolled epilogue of `rows` x `columns` of a warpgroup has."""
     functions = epilogue_cost(epilogue.graph, epilogue.fast_math, vector_share=0.5)  # a thread's two rows share them
     return rows * columns / THREADS_PER_WARPGROUP * (INSTRUCTIONS_PER_ELEMENT + functions.instructions)
 
 
 def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
-    """Return whether the code of a warpgroup's tile of `rows` x `n` is short enough for the instruction cache.
-
-    If the code for all columns is not, a run-time loop over subtiles has that of one subtile.
-    """
+    """Return whether the code of a warpgroup's tile of `rows` x `n` is short enough for the instruction cache."""
     return count_instructions(epilogue, rows, _unrolled_columns(epilogue, rows, n)) <= MAX_UNROLLED_INSTRUCTIONS
 
 
@@ -244,10 +235,7 @@ def row_major_names(epilogue: EpilogueSpec) -> frozenset[str]:
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
-    """Return (loads, stores): the matrices that go through shared memory, each as (name, layout of a subtile).
-
-    Loads are the operands that TMA loads, stores all matrix results.
-    """
+    """Return (loads, stores): the matrices that go through shared memory, each as (name, layout of a subtile)."""
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
     results = [(r.name, r.dtype, graph.broadcast_dims[r.node]) for r in graph.matrix_results]
@@ -260,7 +248,7 @@ def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str
 def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDims, columns: int) -> Tile:
     """Return the layout in shared memory of the matrix `name` in a subtile of `columns` columns of the accumulator.
 
-    It is the layout of the matrix; but fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
+    It is that of the matrix; but fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
     """
     major: Major = "MN" if name in epilogue.column_major and dtype not in (E4M3, E5M2) else "K"
     return Tile(dtype, WGMMA_M // dims.rows_per_value, columns // dims.columns_per_value, major)
@@ -280,8 +268,8 @@ def _choose_stages(
 ) -> tuple[int, int, int] | None:
     """Return (subtiles per store, store stages, load stages) of a warpgroup; None if shared memory is too small.
 
-    `free`: bytes of shared memory per warpgroup. Stores use `aliased_bytes` instead, if not 0. `subtiles`: those of a
-    tile. `load_bytes`, `store_bytes`: bytes of all matrices of one subtile.
+    All bytes are those of a warpgroup; `load_bytes` and `store_bytes` of one subtile. Stores use `aliased_bytes`
+    instead of `free`, if not 0.
 
     All subtiles are stored at once if they fit; otherwise as many as fit twice, so that one stage is written while the
     other drains. With operands to load, subtiles are stored one by one. Two load stages come first, then two store

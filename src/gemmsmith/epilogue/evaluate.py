@@ -16,10 +16,7 @@ Source = Callable[[int, int], tuple[Value, Value]]
 
 
 def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowering]:
-    """Return the function that emits the instructions of each elementwise node, by the node's index.
-
-    It is the one for the precision that `select_precisions` selects.
-    """
+    """Return the function that emits the instructions of each elementwise node, by the node's index."""
     precisions = ((graph.nodes[i].operation, i, x) for i, x in select_precisions(graph, fast_math).items())
     return {i: f.lowerings[precision] for f, i, precision in precisions if isinstance(f, Function)}
 
@@ -35,7 +32,6 @@ class Evaluation:
         self, graph: EpilogueGraph, lowering_of_node: dict[int, Lowering], sources: dict[int, Source],
         columns: Callable[[int], tuple[Value, Value]],
     ) -> None:  # fmt: skip
-        """Compute nothing yet. `lowering_of_node`: the result of `select_lowerings`."""
         self.graph, self.lowering_of_node, self.sources, self.columns = graph, lowering_of_node, sources, columns
         self.broadcast_dims = graph.broadcast_dims
         self._computed: dict[tuple[int, int, int], tuple[Value, Value]] = {}

@@ -30,13 +30,8 @@ def write(
 ) -> None:
     """Write this thread's elements in `count` (1 or 2) groups of 8 columns of a subtile to shared memory.
 
-    Args:
-        tile: Layout and dtype of the subtile, to which elements are rounded.
-        buffer: Its address.
-        n8: The first group.
-        count: Groups, 1 or 2.
-        pair: Returns the elements (offset from `n8`, row_half), for 8-bit and 32-bit dtypes.
-        pack: For 16-bit dtypes instead: fills registers with packed pairs, one per group and row half.
+    `pair` returns the elements (offset from `n8`, row_half), for 8-bit and 32-bit dtypes. For 16-bit dtypes `pack`
+    fills registers with packed pairs instead, one per group and row half.
     """
     halves = _row_halves_per_warp(tile)
     if tile.dtype.bits == 16:
@@ -86,8 +81,7 @@ def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pai
 def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> LoadPair:
     """Load `n8_count` groups of 8 columns of a subtile, from group `first_n8` on, into a register array.
 
-    `tile`, `buffer`: layout and address of the subtile. `name`: the matrix's, for the kernel's text. The result is a
-    function of (n8 relative to `first_n8`, row_half) that returns the thread's two elements.
+    The result is a function of (n8 relative to `first_n8`, row_half) that returns the thread's two elements.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     if tile.dtype.bits == 16:
@@ -129,7 +123,7 @@ def _bool_as_fp32(bits: Value) -> Value:
 def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
     """Return a function that reads pairs from registers, which are ordered by (n8, row half, element of the pair).
 
-    `halves`: how many row halves there are; 1 if two rows share a value, else 2.
+    `halves`: 1 if two rows share a value, else 2.
     """
 
     def pair(n8: Any, row_half: int) -> tuple[Value, Value]:
@@ -153,8 +147,8 @@ def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
     """Return the byte offset of the row of an 8x8 matrix that this lane passes to ldmatrix or stmatrix.
 
     Lanes 8i to 8i + 7 pass the rows of matrix i. It has 8 rows of the warp, from row 8 * (i % halves) on, in the group
-    n8 + i // halves of 8 columns; `num_n8`: groups of the instruction, 1 or 2. In an MN-major tile a matrix's row is a
-    column of the subtile, and the instruction transposes.
+    n8 + i // halves of 8 columns. In an MN-major tile a matrix's row is a column of the subtile, and the instruction
+    transposes.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     rows = halves * FRAGMENT_HALF_ROWS
@@ -175,10 +169,7 @@ def _lane_row(tile: Tile, row_half: int) -> Value:
 
 
 def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
-    """Return the byte offset of this lane's pair in group `n8` of 8 columns and half `row_half` of the warp's rows.
-
-    For row-major subtiles, in which a pair is contiguous.
-    """
+    """Return the byte offset of this lane's pair, for row-major subtiles, in which a pair is contiguous."""
     k, row = current_builder(), _lane_row(tile, row_half)
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
         vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
@@ -190,10 +181,7 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
 
 
 def _element_offsets(tile: Tile, n8: RegisterIndex, row_half: int) -> list[Value]:
-    """Return the byte offsets of the two elements of this lane's pair, for column-major subtiles.
-
-    `n8`, `row_half`: as for `_pair_offset`.
-    """
+    """Return the byte offsets of the two elements of this lane's pair, for column-major subtiles."""
     row = _lane_row(tile, row_half)
     column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column_in_subtile")
     return [element_offset(tile, row, (column + i).with_name_hint("column_in_subtile")) for i in range(2)]

@@ -43,7 +43,7 @@ class GroupPartials:
     def __init__(
         self, name: str, grouping: Grouping, table: GroupTable, rows: int, partials_per_block: ValueLike = 1
     ) -> None:
-        """Declare the kernel argument for the reduction's result `name`. `table`: says where each group begins."""
+        """Declare the kernel argument for the reduction's result `name`."""
         self._grouping, self._table, self._rows, self._partials_per_block = grouping, table, rows, partials_per_block
         self._ranges = current_builder().scratch(ranges_argument(name), lambda p: RANGE_BYTES * p.groups)
 
@@ -57,8 +57,8 @@ class GroupPartials:
     def store_ranges(self, thread: Value, threads: int) -> None:
         """Store the first partial and the number of partials of each group, for the second kernel.
 
-        All `threads` consumer threads of one CTA execute it, each with its index `thread`. If the table of groups is
-        invalid, each group has one partial, which `Reduction.fill` sets to NaN.
+        All `threads` consumer threads of one CTA execute it. If the table of groups is invalid, each group has one
+        partial, which `Reduction.fill` sets to NaN.
         """
         k, table, is_invalid = current_builder(), self._table, self._table.is_invalid
         with k.range(0, table.groups, threads, name="first_group") as first_group:

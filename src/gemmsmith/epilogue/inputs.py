@@ -128,8 +128,8 @@ class SubtileCoord:
 class VisitCoord:
     """What one step of a subtile visits: `n8_in_step` groups of 8 columns, from group `n8` of the subtile on.
 
-    `epi_m`: the subtile's group of 64 rows. `column`: the subtile's first column in the tile. Columns and groups are
-    counted in the values of an operand or result that has one value per `columns_per_value` columns.
+    Columns and groups are counted in the values of an operand or result that has one value per `columns_per_value`
+    columns.
     """
 
     epi_m: Value
@@ -144,8 +144,8 @@ class VisitCoord:
 def operand_argument(name: str) -> str:
     """Return the name of the kernel argument for the operand `name`.
 
-    Names that users choose get one of a few prefixes, none of which is a prefix of another. So they cannot collide with
-    each other, with other arguments or with C++ keywords.
+    Users choose names. The few prefixes, none of which is a prefix of another, keep them from colliding with each
+    other, other arguments and C++ keywords.
     """
     return f"in_{name}"
 
@@ -200,10 +200,7 @@ class VectorBroadcast:
     """
 
     def __init__(self, operand: Operand, values_per_tile: int, consumers: int, gathers: bool = False) -> None:
-        """Allocate the shared memory: `values_per_tile` elements for each of the `consumers` warpgroups.
-
-        `gathers`: the operand has the rows of the array a, of which the tile's rows are gathered.
-        """
+        """Allocate the shared memory. `gathers`: the operand has the rows of the array a, which are gathered."""
         assert operand.dtype is not None
         self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
         along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
@@ -254,10 +251,7 @@ class VectorBroadcast:
                 hw.store_shared(registers.slice(load, 1), self.buffer[warpgroup].address + (index * 4).to(U32))
 
     def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load the elements of a subtile that this thread needs from shared memory; see `TileInput`.
-
-        Of a column they are one per row half, of a row two per group of 8 columns.
-        """
+        """Load the elements of a subtile that this thread needs; see `TileInput`."""
         k, rows_per_value, name = current_builder(), self.dims.rows_per_value, self.name
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
         if not self.dims.varies_along_n:
@@ -353,10 +347,7 @@ class TmaAuxLoad:
         return current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
 
     def issue_loads(self, wg_tile: WarpgroupTile, leader: Value, tile_parity: Variable | None) -> TileAuxLoad:
-        """Issue the loads of the first subtiles, as many as there are stages, if this CTA stores the tile.
-
-        `leader`: whether this thread issues TMA copies. `tile_parity`: what `start_parity` returned.
-        """
+        """Issue the loads of the first subtiles, as many as there are stages, if this CTA stores the tile."""
         tile, split = TileAuxLoad(self, wg_tile, tile_parity), wg_tile.work.split
         k = current_builder()
         stores_tile = leader if split is None else leader & split.runs_epilogue

@@ -59,8 +59,8 @@ class Stores:
     ) -> None:  # fmt: skip
         """Declare the buffers, tensor maps and arrays. Raises ConfigError if the buffers do not fit in `stages`.
 
-        `result_dims`: broadcast dims by result. `stages`: with alias_epilogue the mainloop's buffers, in whose memory
-        these are. `scatter`: says to which rows of their arrays the results' rows are scattered, by threads, not TMA.
+        `stages`: with alias_epilogue the mainloop's buffers, in whose memory these are. `scatter`: says to which rows
+        of their arrays the results' rows are scattered, by threads, not TMA.
         """
         k, self._spec, self._plan, self.result_dims = current_builder(), spec, plan, result_dims
         self.consumers = spec.config.consumers
@@ -170,10 +170,7 @@ class Stores:
                     hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store a subtile by single elements: each warp stores a quarter of the rows, with its lanes along a row.
-
-        If the matrix is column-major, each warp stores a quarter of the columns, with its lanes along a column.
-        """
+        """Store a subtile by elements, a quarter per warp, whose lanes are along a row (a column, if column-major)."""
         k, dims = current_builder(), self.result_dims[array.name]
         column_major = array.name in self._spec.epilogue.column_major
         outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
@@ -204,10 +201,7 @@ class Stores:
 def _destination(
     array: GlobalArray, scatter: Scatter | None, wg_tile: WarpgroupTile, row: Value, column: Value, in_bounds: Value
 ) -> tuple[Value, Value]:
-    """Return (address, whether to store there) of the element of a result at (row, column) of D.
-
-    `scatter`: if given, the row of the result's array is scatter[row]; the element is not stored if there is none.
-    """
+    """Return (address, whether to store there) of the element of a result at (row, column) of D."""
     if scatter:
         row, column, in_bounds = scatter.locate(row, column, in_bounds)
     return array.element_address(wg_tile.work.batch, row, column), in_bounds
@@ -248,10 +242,7 @@ def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: 
 
 
 def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:
-    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`.
-
-    `name` is what the kernel calls the value.
-    """
+    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`."""
     if dtype.bits == 32:
         hw.store_global_word(address, value, in_bounds, name)
     else:
@@ -265,10 +256,7 @@ class ScaleStore:
         self.array, self.columns, self._scatter = GlobalArray(result_argument(name), name, dtype), columns, scatter
 
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
-        """Store the scales of a subtile's rows, with one lane per row.
-
-        `column`: the subtile's first column in the tile. `scales`: those of the thread's two rows, by row half.
-        """
+        """Store the scales of a subtile's rows, with one lane per row. `scales`: of the thread's two rows."""
         k = current_builder()
         first = (wg_tile.work.n + column).with_name_hint("first_column")
         for row_half, scale in enumerate(scales):

@@ -88,10 +88,7 @@ class PartialsShape:
 
 
 def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
-    """Return the shape of partials as the kernel that combines them needs it.
-
-    If the batch is reduced, too, then the partials of all its matrices are those of one output.
-    """
+    """Return the partials' shape for the kernel that combines them: reduced batches are partials of one output."""
     if "b" not in reduced_dims(axis):
         return shape
     return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)

@@ -52,11 +52,7 @@ class Reduction:
         self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
         table: GroupTable | None = None,
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments.
-
-        `kind`, `axis`: the attribute of the reduce node. `input_dims`: broadcast dims of the reduced value. `table`:
-        that of a grouped GEMM.
-        """
+        """Declare the kernel arguments."""
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
@@ -104,7 +100,7 @@ class Reduction:
         """Store zeros for the rows of no group, which no tile computes; for an invalid table NaN everywhere.
 
         Both are stored in the partials, or in the result if it is atomic. The `threads` consumer threads of each CTA
-        execute it, each with its index `thread`; CTAs share the lines.
+        execute it; CTAs share the lines.
         """
         k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
         assert grouping
@@ -126,10 +122,7 @@ class Reduction:
                     hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
 
     def is_written(self, element: Value, end_of_tile: Value) -> Value:
-        """Return whether to write an element of the result: if it is before the result's end.
-
-        In a grouped GEMM with clipped tiles: before `end_of_tile`, the end of the tile's values.
-        """
+        """Return whether an element is before the result's end, or for clipped tiles before `end_of_tile`."""
         return element < (end_of_tile if self._clips else self.num_elements)
 
     def batch_of(self, wg_tile: WarpgroupTile) -> Value:
@@ -151,10 +144,7 @@ class Reduction:
         return index.with_name_hint(f"acc_{self.result.name}_idx")
 
     def global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
-        """Return the index of this warp and tile among all warps of all tiles of all batches (or groups).
-
-        It is the index of the partial of a reduction over rows and columns.
-        """
+        """Return the index of this warp and tile among all warps of all tiles of all batches (or groups)."""
         k, work = current_builder(), wg_tile.work
         m, n = self.spec.config.tile[0], self.spec.slice_columns
         if self.group_partials:
@@ -174,8 +164,7 @@ class Reduction:
     ) -> None:
         """Write `state` as partial `partial_index` of the output `element` of the tile's batch, if `in_bounds`.
 
-        If the reduction is atomic, add it to the output instead. For a reduction over rows and columns (axis "mn"),
-        `partial_index` is the `global_warp_index`, and `element` is not used.
+        If the reduction is atomic, add it to the output instead. With axis "mn" `element` is not used.
         """
         k = current_builder()
         in_bounds.with_name_hint("in_bounds")
@@ -247,10 +236,7 @@ class RangeReduction:
     """
 
     def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
-        """Clear the states of a reduction over rows; others use the tile's.
-
-        `first`, `stop`: the range, in groups of 8 columns of the accumulator.
-        """
+        """Clear the states of a reduction over rows; others use the tile's. The range is in groups of 8 columns."""
         self.reduction, self.wg_tile, self._first_row_group = tile.reduction, tile.wg_tile, tile.first_row_group
         columns_per_value = tile.reduction.columns_per_value
         self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
@@ -260,8 +246,7 @@ class RangeReduction:
     def add(self, coord: VisitCoord, pair_at: Callable[[int, int], tuple[Value, Value]]) -> None:
         """Accumulate the elements of the step at `coord`, or write them if only the batch is reduced.
 
-        `pair_at(n8_offset, row_half)`: the two elements of a group of 8 columns and a half of the warp's rows. Elements
-        out of bounds along a reduced index count as the monoid's `masked_value`.
+        Elements out of bounds along a reduced index count as the monoid's `masked_value`.
         """
         reduction = self.reduction
         steps = [(n8_offset, row_half) for n8_offset in range(coord.n8_in_step) for row_half in range(reduction.halves)]
@@ -283,10 +268,7 @@ class RangeReduction:
         self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
-        """Reduce each column of the range over a warp's 16 rows and write the partials, if the reduction is over rows.
-
-        `epi_m`: the subtile's group of 64 rows. `column`: the subtile's first column in the tile.
-        """
+        """Reduce each column over a warp's 16 rows and write the partials, if the reduction is over rows."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if reduction.axis != "m" or self.states is None:
             return
@@ -310,10 +292,7 @@ class RangeReduction:
                 reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
 
     def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
-        """Write two adjacent elements, each as a partial of its own: only the batch is reduced.
-
-        `row_half`: of the warp's rows, see `fragment_row`.
-        """
+        """Write two adjacent elements, each as a partial of its own: only the batch is reduced."""
         reduction, wg_tile = self.reduction, self.wg_tile
         row = wg_tile.row(coord.epi_m, row_half, reduction.rows_per_value)
         columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset)
@@ -325,7 +304,7 @@ class RangeReduction:
     def _state_index(self, coord: VisitCoord, *state: int) -> ValueLike:
         """Return the index of the state to which an element of a step is added.
 
-        `state`: (row half,) for a reduction over columns; (n8 offset, element of the pair) over rows; () over both.
+        `state`: (row half,) over columns; (n8 offset, element of the pair) over rows; () over both.
         """
         match self.reduction.axis:
             case "n":

@@ -36,7 +36,7 @@ def accumulator_consumers(graph: EpilogueGraph) -> set[int]:
 def extra_registers(graph: EpilogueGraph, columns: int) -> int:
     """Return the registers per thread, besides the accumulator's, for row functions' inputs in a subtile.
 
-    `columns`: the width of the subtile. An input that can be kept in the accumulator's registers needs none.
+    An input that can be kept in the accumulator's registers needs none.
     """
     dims, consumers = graph.broadcast_dims, accumulator_consumers(graph)
     extra = {i for i in row_function_inputs(graph).values() if consumers != {i}}

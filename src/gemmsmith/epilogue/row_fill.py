@@ -37,10 +37,6 @@ class RowFill:
         self, spec: KernelSpec, table: GroupTable, stores: Stores | None, scales: Sequence[ScaleStore],
         reductions: Sequence[Reduction],
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments. `table`: that of the groups.
-
-        `stores`, `scales`, `reductions`: the results that may have rows of no group.
-        """
         assert spec.grouping
         k, self._grouping, self._table, self._consumers = current_builder(), spec.grouping, table, spec.config.consumers
         self._axis = 0 if spec.grouping.role == "a" else 1
@@ -69,10 +65,9 @@ class RowFill:
         return current_builder().parameter(f"fill_columns_{x.array.name}", compute=lambda p: ceil_div(p.n, x.columns))
 
     def store(self, warpgroup: Value) -> None:
-        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it.
+        """Store this CTA's share of the rows of no group, after the last group; of all, if the table is invalid.
 
-        They are the rows from the end of the last group on; none if the grouping does not fill rows. If the table is
-        invalid, all rows get NaN.
+        Each consumer warpgroup executes it.
         """
         k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")

@@ -30,7 +30,6 @@ class StoreGroup:
         self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value,
         epi_m: Value | None = None,
     ) -> None:  # fmt: skip
-        """Locate the group. `stores`: has the buffers to which subtiles are written; None without matrix results."""
         self.index, self._plan, self._stores, self._wg_tile, self._epi_m = index, plan, stores, wg_tile, epi_m
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
 
@@ -72,8 +71,7 @@ class StoreGroup:
 class NoStores:
     """The results are reductions only, which need no buffer.
 
-    `barrier`: the named barrier of the warpgroup's threads. `leader`: whether this thread issues TMA copies.
-    `tma_loads`: the matrix operands that TMA loads, or None.
+    `barrier`: the named barrier of the warpgroup's threads.
     """
 
     plan: EpiloguePlan

@@ -51,11 +51,7 @@ class EpilogueContext(Protocol):
 
 @dataclass(frozen=True)
 class TileParts:
-    """What an epilogue has begun for a warpgroup's tile.
-
-    `inputs`: the operands that TMA does not load, by name. `tma_loads`: the matrices that it does. `reductions`: their
-    states.
-    """
+    """What an epilogue has begun for a warpgroup's tile."""
 
     wg_tile: WarpgroupTile
     inputs: Mapping[str, TileInput]
@@ -73,7 +69,6 @@ class EpilogueSubtile:
     def __init__(
         self, epilogue: EpilogueContext, tile: TileParts, accumulator: Accumulator, coord: SubtileCoord
     ) -> None:
-        """Take the subtile at `coord` of a tile. `accumulator`: the warpgroup's."""
         self.epilogue, self.tile, self.accumulator = epilogue, tile, accumulator
         self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, tile.wg_tile
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
@@ -133,10 +128,7 @@ class EpilogueSubtile:
             reduction.end(self.epi_m, self.column)
 
     def _load_operands(self, roots: Iterable[int], first: int, stop: int) -> None:
-        """Load the operands that the nodes `roots` need, in the groups of 8 columns from `first` to `stop`.
-
-        Operands that have been loaded for this range, or that only a computed row function needs, are not loaded again.
-        """
+        """Load the operands that the nodes `roots` need, in the groups of 8 columns from `first` to `stop`."""
         if self._loaded_n8_range != (first, stop):
             self.operand_fragments, self._loaded_n8_range = {}, (first, stop)
         needed: set[int] = set()
@@ -155,8 +147,7 @@ class EpilogueSubtile:
     def _load_operand(self, name: str, columns_per_value: int, first: int, stop: int) -> fragment.LoadPair:
         """Load an operand's elements in the subtile's groups of 8 columns from `first` to `stop`.
 
-        `columns_per_value`: columns of the accumulator per value of the operand, 1 or 2. The result returns pairs by
-        group of the operand, counted from the subtile's first.
+        The result returns pairs by group of the operand, counted from the subtile's first.
         """
         tile, first_n8, count = self.tile, first // columns_per_value, (stop - first) // columns_per_value
         if x := tile.inputs.get(name):
@@ -167,10 +158,7 @@ class EpilogueSubtile:
         return partial(_pair_in_range, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        """Return the coordinates of the step that begins at group `n8` of 8 columns of the subtile.
-
-        They count the columns of an operand (or result) with one value per `columns_per_value` columns.
-        """
+        """Return the step at group `n8` of 8 columns, in values of an operand or result."""
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
         n8_in_step = self.n8_per_step // columns_per_value
         return VisitCoord(self.epi_m, self.column // columns_per_value, operand_n8, n8_in_step, columns_per_value)
@@ -252,10 +240,7 @@ class EpilogueSubtile:
 def _accumulator_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int, as_int32: bool = False
 ) -> tuple[Value, Value]:
-    """Return two adjacent elements of the accumulator as fp32, or if `as_int32`, as int32, without rounding.
-
-    They are in the 64 rows `epi_m`, the half `row_half` of the warp's rows, and group `n8` + `n8_offset` of 8 columns.
-    """
+    """Return two adjacent elements of the accumulator as fp32, or if `as_int32`, as int32, without rounding."""
     i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     if as_int32:
         return accumulator.fragments[epi_m][2 * i], accumulator.fragments[epi_m][2 * i + 1]

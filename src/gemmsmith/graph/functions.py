@@ -130,10 +130,7 @@ class Function(Operation):
 
 
 def check_gradient(name: str, gradient: Any, or_zero: bool = False) -> None:
-    """Raise ArgumentError if the `gradient` of the record `name` is neither a function nor `Refused`.
-
-    `or_zero`: ZERO is valid, too.
-    """
+    """Raise ArgumentError if the `gradient` of the record `name` is neither a function nor `Refused`."""
     if not (callable(gradient) or isinstance(gradient, Refused) or (or_zero and gradient == ZERO)):
         zero = ", ZERO" if or_zero else ""
         raise ArgumentError(
@@ -200,10 +197,7 @@ def _sign(x: Value) -> Value:
 
 
 def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
-    """Compute sqrt(x^2 + y^2). Both are scaled by a power of two if a square would overflow or underflow in fp32.
-
-    `sqrt`: emits the square root.
-    """
+    """Compute sqrt(x^2 + y^2). Both are scaled by a power of two if a square would overflow or underflow in fp32."""
     x, y = (absolute(z).named("magnitude") for z in (x, y))
     max_magnitude = hw.maximum_nan(x, y).named("max_magnitude")
     large, small = max_magnitude > 2.0**60, max_magnitude < 2.0**-60
@@ -293,7 +287,7 @@ def _function(
 ) -> Function:  # fmt: skip
     """Return the record of a function of the package, with its measured cost.
 
-    If neither `names` nor `torch` is given, torch's function has the record's name. `others`: as for `Function`.
+    If neither `names` nor `torch` is given, torch's function has the record's name.
     """
     names = names or ("" if "torch" in others else name)
     return Function(name, arity, reference, lower, cost=COSTS[name], gradient=gradient, names=names, **others)

@@ -38,7 +38,6 @@ class GraphArrays(ABC):
     def __init__(
         self, graph: EpilogueGraph, accumulator: Any, operands: Mapping[str, Any], group_index: Any = None
     ) -> None:
-        """Take the accumulator, the operands by name, and in a grouped GEMM the index of each row's group."""
         self.graph, self.accumulator, self.operands, self.group_index = graph, accumulator, operands, group_index
         self.values: list[Any] = []
 

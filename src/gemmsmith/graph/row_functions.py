@@ -69,8 +69,7 @@ class RowFragment:
     ) -> Value:  # fmt: skip
         """Return step(... step(start, x0) ..., xn) over the elements of a row.
 
-        `merge` combines the results of the row's four lanes; by default `step` does. `name`: what the kernel's text
-        calls the result.
+        `merge` combines the results of the row's four lanes; by default `step` does.
         """
         result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
@@ -209,7 +208,7 @@ class TopKSoftmax:
         """Return the row's next element after `previous`, as (value, column); (-Inf, Inf) if there is none.
 
         Elements are in descending order, equal ones by ascending column. A thread searches its own elements first, then
-        the four lanes of the row compare theirs. `previous`: None for the first element.
+        the four lanes of the row compare theirs.
         """
         k = current_builder()
         max_value, max_column = k.registers(F32, 1, "max_value"), k.registers(F32, 1, "max_column")
@@ -243,10 +242,7 @@ class TopKSoftmax:
 
 
 def _column_offset(n8: ValueLike, i: int) -> Value:
-    """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops.
-
-    `i`: the element of the thread's pair in the n8 group, 0 or 1.
-    """
+    """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops."""
     offset: Value = as_value(n8, I32) * N8_COLUMNS + i
     return offset.to(F32).with_name_hint("column_offset")
 

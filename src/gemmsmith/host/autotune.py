@@ -184,10 +184,7 @@ def tune_first_call(request: Request, force: bool = False) -> bool:
 
 
 def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream: int) -> None:
-    """Measure a GEMM and save its fastest config; warn, and never try again, if that fails.
-
-    `stream`: the caller's current stream, on which its arrays are complete.
-    """
+    """Measure a GEMM and save its fastest config; warn, and never try again, if that fails."""
     from gemmsmith.backends.cuda import driver
 
     began, device = time.perf_counter(), binding.a.device_index
@@ -232,13 +229,8 @@ def winner(measured: Sequence[Measured], untuned: Config) -> tuple[Measured, flo
 def _copies(request: Request, binding: Binding, stream: int, used_on: int) -> Sequence[Mapping[str, Any]]:
     """Return arguments of `PlannedGemm.run`: copies of the request's arrays, and uninitialized results.
 
-    There are as many as exceed the L2 twice, if memory allows it, so that each GEMM reads from DRAM.
-
-    Args:
-        request: The request.
-        binding: The GEMM bound to its arrays.
-        stream: The stream on which they are complete.
-        used_on: The stream on which the copies are used.
+    There are as many as exceed the L2 twice, if memory allows it, so that each GEMM reads from DRAM. The arrays are
+    complete on `stream`; the copies are used on `used_on`.
     """
     from gemmsmith.backends.cuda.driver import bindings, check
 
@@ -272,8 +264,7 @@ def _copies(request: Request, binding: Binding, stream: int, used_on: int) -> Se
 def _view(x: ArrayInfo, like: Any, used_on: int, copied_on: int | None = None) -> Any:
     """Return an array with x's shape, strides, dtype and alignment in memory that `like`'s library allocates.
 
-    `used_on`: the stream on which it is used. `copied_on`: the stream on which x's memory is copied into it; None: it
-    is uninitialized.
+    `copied_on`: the stream on which x's memory is copied into it; None: it is uninitialized.
     """
     from gemmsmith.backends.cuda.driver import bindings, check
     from gemmsmith.backends.cuda.memory import DeviceArray, DeviceView

@@ -35,9 +35,8 @@ class CachedRun(NamedTuple):
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
         """Launch, and return the results in the form in which `run_cached` returns them.
 
-        Args:
-            pointers: Addresses of the arrays, and the numbers, by Pointer name; the results' addresses are added.
-            like: An array of the library and device in which the results are allocated.
+        `pointers`: addresses of the arrays, and the numbers, by Pointer name; the results' addresses are added. Results
+        are allocated as `like`.
         """
         if (runs := _RECORD.get()) is not None:
             runs.append(self)

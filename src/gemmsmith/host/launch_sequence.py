@@ -83,10 +83,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
 def _second_steps(
     reductions: list[BoundReduction], spec: KernelSpec, workspace: Pointer = WORKSPACE
 ) -> tuple[Launch, ...]:
-    """Return the one launch that combines the partial results of all these reductions (their second steps); () if none.
-
-    `workspace`: where the launch has its scratch memory.
-    """
+    """Return the one launch that combines the partial results of all reductions (their second steps); () if none."""
     if not reductions:
         return ()
     return (Launch.from_kernel(reduce_kernel(tuple(r.spec for r in reductions), spec.chip), reductions, workspace),)
@@ -102,13 +99,8 @@ def _second_step(
 ) -> BoundReduction:
     """Return the second step of a reduction: out = scale * total + offset, where `total` combines the partials.
 
-    Args:
-        result: The reduction.
-        spec: The GEMM kernel's spec.
-        problem: The GEMM.
-        shape: How many partials and outputs there are.
-        source: The address of the partials; 0 if there are none.
-        ranges: In a grouped GEMM, the address of the range of partials of each group; 0 otherwise.
+    `source`: the partials' address; 0 if there are none. `ranges`: in a grouped GEMM, the address of the range of
+    partials of each group; else 0.
     """
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)

@@ -74,10 +74,8 @@ class OutputSpec:
 class OutputKernels:
     """Kernels that compute new arrays from input arrays of one signature (dtype, shape, strides, alignment).
 
-    Args:
-        launches: The kernels; without any, the arrays have no elements.
-        output_specs: The arrays to allocate, which the kernels write, by Pointer name.
-        reference: Computes the same on the CPU, from numpy arrays: the inputs, followed by the arrays to write.
+    Without any launches, the arrays have no elements. `output_specs`: the arrays to allocate, by Pointer name.
+    `reference` computes the same on the CPU, from numpy arrays: the inputs, followed by the arrays to write.
     """
 
     def __init__(
@@ -89,8 +87,7 @@ class OutputKernels:
     def __call__(self, backend: str, inputs: Mapping[str, Any], like: Any) -> dict[str, Any]:
         """Allocate the outputs in `like`'s library and on its device, compute them, and return them by name.
 
-        `backend`: "cuda", "sim" or "reference". `inputs`: arrays by Pointer name. Raises HazardError with "sim", if the
-        simulator finds hazards.
+        `backend`: "cuda", "sim" or "reference". Raises HazardError with "sim", if the simulator finds hazards.
         """
         allocated = {name: empty_like_kind(like, x.allocated_shape, x.dtype) for name, x in self.output_specs.items()}
         outputs = {name: x.view(allocated[name]) for name, x in self.output_specs.items()}

@@ -127,7 +127,6 @@ class PlannedGemm:
         self, a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] = _NO_OPERANDS, scale_a: Any = None,
         scale_b: Any = None, workspace: Any = None,
     ) -> Any:  # fmt: skip
-        """Compute out = epilogue(a @ b), as `Plan.run`."""
         results = outputs_by_name(out, self._primary_result, self._has_epilogue)
         cache_key, addresses = read_arrays(a, b, results, operands, scale_a, scale_b)
         call = self.calls.get(cache_key)
@@ -149,12 +148,8 @@ class PlannedGemm:
     ) -> Any:
         """Launch a run whose launches are cached, and return its results, as `run` does.
 
-        Args:
-            call: The launches.
-            addresses: Addresses of the arrays, and the numbers, by Pointer name; modified.
-            results: The caller's arrays for results, by name; the others are allocated, and added.
-            like: An array of the library and device in which results and the workspace are allocated.
-            workspace: As in `run`.
+        `addresses`: of the arrays, and the numbers, by Pointer name; modified. `results`: the caller's arrays, by name;
+        the others are allocated as `like`, and added.
         """
         allocated = call.run(addresses, like, workspace)
         if self._has_single_result:
@@ -172,7 +167,7 @@ class PlannedGemm:
     def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
         """Run a GEMM whose arrays are bound already, and return its results.
 
-        `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached; None: they are not.
+        `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached, or None.
         """
         backend, complete, launches = self._prepare(binding)
         if backend == "reference":
@@ -204,7 +199,7 @@ class PlannedGemm:
     def _launches(self, binding: Binding) -> Launches:
         """Return the launches for other arrays. Raises ArgumentError if the plan's kernel cannot compute them.
 
-        They must need the plan's kernel: extents, strides and addresses may differ as long as the spec is the same.
+        Extents, strides and addresses may differ as long as the spec is the same.
         """
         planned = self.binding
         if (binding.problem, binding.arrays, binding.graph) == (planned.problem, planned.arrays, planned.graph):

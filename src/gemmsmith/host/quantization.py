@@ -144,12 +144,8 @@ def _make_run(
 ) -> _Run:  # fmt: skip
     """Return a function that quantizes arrays with x's dtype, layout and device, and returns what `quantize` does.
 
-    Args:
-        x: The array, or one like it.
-        options: The arguments of `quantize` from `recipe` to `scale_padding`, in order.
-        backend: As in `quantize`.
-        grouping: The groups of rows, if there are any; the function then gets their table as its second argument.
-        tables: That table, by its name.
+    `options`: the arguments of `quantize` from `recipe` to `scale_padding`, in order. With a `grouping` the function
+    gets the table as its second argument.
     """
     checked, resolved = _Options(x, *options), resolve_backend(backend, x, "x")
     recipe, dtype, transposed, scale_dtype, scale_order, scale_padding = options
@@ -337,10 +333,7 @@ _DEQUANTIZE_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 
 
 def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
-    """Return how many rows and how many columns of x share a scale: 1, 128, or all.
-
-    Raises ArgumentError if the scales have a shape that `dequantize` does not accept.
-    """
+    """Return how many rows and columns of x share a scale: 1, 128, or all. Raises ArgumentError for other shapes."""
     shape = tuple(scales.shape)
     if shape in ((), (1,)):
         shape = (1, 1)
@@ -358,10 +351,7 @@ def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
 
 
 def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, int], out: DType) -> OutputKernels:
-    """Return the kernels that dequantize arrays like x with scales like s to dtype `out`.
-
-    `elements_per_scale`: rows and columns of x that share a scale.
-    """
+    """Return the kernels that dequantize arrays like x with scales like s to dtype `out`."""
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)

@@ -23,9 +23,7 @@ hide_frames(__file__)
 def build(spec: KernelSpec) -> Kernel:
     """Build and verify the kernel of a spec.
 
-    Raises:
-        ConfigError: The spec is invalid.
-        KernelError: The recorded kernel is invalid.
+    Raises ConfigError if the spec is invalid, KernelError if the recorded kernel is.
     """
     with Builder(spec.name, threads=spec.threads, cluster=(spec.cluster_size, 1, 1), chip=spec.chip) as k:
         spec.design.record(k, spec)

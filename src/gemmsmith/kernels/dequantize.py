@@ -116,7 +116,7 @@ def _scaled_vectors(
 ) -> Iterator[tuple[int, RegisterArray]]:
     """Yield a thread's vector number `vector`, times its scales, in parts: (first element, 16 bytes in registers).
 
-    `scales`: one per element, or one for all. `dtype`: that of the result, to which the products are rounded.
+    `scales`: one per element, or one for all. The products are rounded to `dtype`.
     """
     k = current_builder()
     for first in range(0, VECTOR_ELEMENTS, 16 // dtype.bytes):

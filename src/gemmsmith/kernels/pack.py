@@ -101,10 +101,7 @@ class Packing:
 
 
 def operand_packings(problem: Problem, design: Design | None = None) -> list[Packing | None]:
-    """Return the packings of A and B, of which None is for an operand that the design can read as it is.
-
-    `design`: the kernel's; None: the default Config's.
-    """
+    """Return the packings of A and B, of which None is for an operand that the design can read as it is."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
     design = design or get_design(Config().design)
@@ -208,8 +205,8 @@ class _PackArguments:
 def strided_copy(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kernel:
     """Build the kernel whose threads each read 16 bytes of a row and store them at once, in a grid-stride loop.
 
-    `bits`: bits of an element. `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole
-    words; else single elements. `tf32_residual`: it stores the elements' TF32 residuals.
+    `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole words; else single
+    elements.
     """
     per_word, count = 32 // bits, 8 * TMA_ALIGNMENT_BYTES // bits
     name = f"pack_{bits}{'_vectorized' * vectorized}{'_tf32_residual' * tf32_residual}"
@@ -249,8 +246,8 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
     Consecutive threads load along the copy's columns, which are contiguous in the source, and store along its rows. A
     thread loads and transposes micro-tiles of w x w elements, where w elements fill a 4-byte word.
 
-    `bits`: bits of an element. `vectorized`: a thread loads a column of a micro-tile, one word, at once, which requires
-    columns of whole aligned words; else single elements. `tf32_residual`: it stores the elements' TF32 residuals.
+    `vectorized`: a thread loads a column of a micro-tile, one word, at once, which requires columns of whole aligned
+    words; else single elements.
 
     The word index is XORed with the micro-tile's row index, so neither the column writes nor the row reads have bank
     conflicts.

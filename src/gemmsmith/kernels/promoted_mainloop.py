@@ -20,16 +20,12 @@ class PromotedMainloop:
 
     A k-tile's product is promoted (added by CUDA cores), subtile by subtile, while other wgmma groups run: those of
     other k-tiles in flight, or of other warpgroups.
-
-    Attributes:
-        accumulator: The warpgroup's fp32 accumulator.
     """
 
     def __init__(
         self, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
         order: OrderedSequenceBarrier | None = None,
     ) -> None:  # fmt: skip
-        """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
         k, self._loads, self._order = current_builder(), loads, order
         self._rows, self._scales = (warpgroup_row, loads.spec.warpgroup_rows), WarpgroupScales(scales, warpgroup_row)
         self._read, self._promotion = loads.pipeline.consumer_start_state(), Promotion(loads.spec)
@@ -127,10 +123,7 @@ def make_consumer(
     loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
     order: OrderedSequenceBarrier | None = None,
 ) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
-    """Return the mainloop of a consumer warpgroup, with promoted sums if the kernel's spec asks for them.
-
-    `scales`: the block scales of A and B; None: there are none. The other arguments are those of WgmmaMainloop.
-    """
+    """Return the mainloop of a consumer warpgroup, with promoted sums if the kernel's spec asks for them."""
     if loads.spec.promoted:
         return PromotedMainloop(loads, scales or BlockScales(loads.spec), warpgroup_row, order)
     return WgmmaMainloop(loads, warpgroup_row, order)

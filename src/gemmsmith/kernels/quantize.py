@@ -104,11 +104,8 @@ class QuantizeSpec:
 class BoundQuantize(BoundTiles):
     """Launch arguments of a quantization kernel.
 
-    Attributes:
-        arrays: The matrices "source", "rowwise", "columnwise", "rowwise_scales" and "columnwise_scales", as far as the
-            kernel has them.
-        spec: Compile-time parameters.
-        amax_partials: Address of the partial results of `amax`.
+    `arrays`: the matrices "source", "rowwise", "columnwise", "rowwise_scales" and "columnwise_scales", as far as the
+    kernel has them.
     """
 
     spec: QuantizeSpec
@@ -195,8 +192,8 @@ def quantize(spec: QuantizeSpec) -> Kernel:
 def amax(source: DType, vectorizable: bool) -> Kernel:
     """Build the kernel that computes the largest magnitude of a matrix as MAX_AMAX_PARTIALS partial maxima.
 
-    `source`: dtype of the matrix. `vectorizable`: its rows are whole aligned vectors. Each CTA stores its maximum to
-    several of the partials, so that all are written whatever the grid is. NaN propagates.
+    Each CTA stores its maximum to several of the partials, so that all are written whatever the grid is. NaN
+    propagates.
     """
     name, ctas_per_sm = f"amax_{source}", _AMAX_CTAS_PER_SM[source]
     if not vectorizable:
@@ -239,8 +236,7 @@ def _compute_tensor_scale(
 ) -> None:
     """Compute the scale of the whole matrix from the partial maxima that the kernel `amax` has stored.
 
-    Every CTA computes it, 4 partials per thread; the first CTA stores it to each output. `group`: the group of the
-    whole tile, which then has the reciprocal.
+    Every CTA computes it, 4 partials per thread; the first CTA stores it to each output.
     """
     k = current_builder()
     partials = k.registers(F32, 4, "partials")
@@ -259,10 +255,7 @@ def _store_scales(
     outputs: list[QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
     predicate: Value,
 ) -> None:  # fmt: skip
-    """Store the scale of group number `group` of tile (batch, tile_m, tile_n) to each output that has these groups.
-
-    The threads where `predicate` holds store it.
-    """
+    """Store the scale of group number `group` of tile (batch, tile_m, tile_n) to each output that has these groups."""
     for output in outputs:
         output.store_scale(batch, tile_m, tile_n, group, scale, predicate)
 
@@ -276,7 +269,6 @@ class QuantizedOutput:
     def __init__(
         self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
-        """Declare the arguments of the arrays. `granularity`: that of the scales. `extents`: the matrix's extents."""
         self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
         self.values = GlobalArray(orientation, orientation, spec.value_dtype)
         self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)
@@ -284,10 +276,7 @@ class QuantizedOutput:
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
     ) -> None:
-        """Store the scale of group number `group` of a tile, in the threads where `predicate` holds.
-
-        `batch`, `tile_m`, `tile_n`: indices of the tile.
-        """
+        """Store the scale of group number `group` of a tile, in the threads where `predicate` holds."""
         (rows, columns), m, n = self.extents, tile_m, tile_n
         if self.granularity == "row":
             m = tile_m * ThreadLayout(self.spec.columns).rows + group
@@ -304,8 +293,7 @@ class QuantizedOutput:
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
         """Store the tile that begins at (row, column) of the matrix, divided by the scales of its groups.
 
-        Threads store vectors of 8 bytes; the last one of a row may also write to the padding after the row. `group`:
-        the groups, which have the reciprocals of the scales.
+        Threads store vectors of 8 bytes; the last one of a row may also write to the padding after the row.
         """
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         first_row = (row + layout.row(0)).named("first_row")
@@ -332,8 +320,6 @@ class QuantizedOutput:
         self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
     ) -> None:
         """Store the transposed tile, divided by the scales of its groups, through shared memory at `buffer`.
-
-        `batch`, `row`, `column`: where the tile begins in the matrix.
 
         8 rows of a column form a unit of 8 bytes. A unit's index in its column is XORed with the column's vector index,
         so that the threads of a store write to different banks.

@@ -67,8 +67,7 @@ class BoundQuantizeGroups(BoundTiles):
 def quantize_groups(spec: QuantizeSpec, grouping: Grouping) -> Kernel:
     """Build the kernel, which writes the transpose of a matrix with its rows' groups filled to multiples of 128 rows.
 
-    `spec`: its output is columnwise, with a scale for each column of a tile. `grouping`: what the table of the groups
-    holds. The rows that are filled in are zeros.
+    `spec`: its output is columnwise, with a scale for each column of a tile. The rows that are filled in are zeros.
     """
     name = f"{spec.name}_{grouping.table}_{grouping.capacity}"
     with Builder(name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:

@@ -106,14 +106,8 @@ class ReduceSpec:
 class BoundReduction:
     """Launch arguments of the second step of a result: out = scale * total + offset for each output's total.
 
-    Attributes:
-        spec: Compile-time parameters.
-        partials: Shape of the partial results.
-        source: Their address, aligned to 16 bytes.
-        out: Address of the contiguous results.
-        scale: Factor of the total.
-        offset: Addend.
-        ranges: Address of the range of partials of each group (see GroupPartials); 0 if there are no groups.
+    `source`: address of the partial results, aligned to 16 bytes. `out`: that of the contiguous results. `ranges`: that
+    of the range of partials of each group (see GroupPartials); 0 if there are no groups.
     """
 
     spec: ReduceSpec
@@ -202,12 +196,8 @@ class _SecondStep:
     ) -> None:
         """Declare the arguments.
 
-        Args:
-            spec: The result's second step.
-            index: Index of the result's BoundReduction in the launch.
-            suffix: Suffix of the arguments' names.
-            buffers: Shared memory for a state of each thread, component by component.
-            last_flag: Shared memory for a word; needed if CTAs share an output.
+        `buffers`: shared memory for a state of each thread, component by component. `last_flag`: shared memory for a
+        word; needed if CTAs share an output.
         """
         k = current_builder()
         self.spec, self.monoid, self._buffers, self._last_flag = spec, spec.kind.monoid, buffers, last_flag
@@ -274,14 +264,8 @@ class _SecondStep:
     ) -> list[RegisterArray]:
         """Merge the partials of each of the CTA's outputs, and return the states, a register per component.
 
-        Only the first `columns` threads have the merged states, one output each. Partial i of all outputs is line i.
-
-        Args:
-            first: Number of the first line.
-            count: Lines that are merged.
-            output: This thread's output.
-            is_output: Whether there is such an output.
-            of_slices: Merge the states of slices instead of partials.
+        Only the first `columns` threads have the merged states, one output each. Partial i of all outputs is line i;
+        `count` lines from `first` on are merged. `of_slices`: merge the states of slices instead of partials.
         """
         k, spec, monoid = current_builder(), self.spec, self.monoid
         source = self.slice_states if of_slices else self.source
@@ -348,10 +332,7 @@ class _SecondStep:
                 register[0] = other[0]
 
     def _store_slice(self, state: list[RegisterArray], line: Value, output: Value, is_output: Value) -> None:
-        """Store the states of a slice for the CTA that combines the slices. `line`: batch * slices + slice.
-
-        The other arguments are those of `_store`.
-        """
+        """Store the states of a slice for the CTA that combines the slices. `line`: batch * slices + slice."""
         k = current_builder()
         offset = (line.to(I64) * self.num_outputs.to(I64) + output.to(I64)).named("slice_offset")
         is_written = ((k.thread < self.spec.columns) & is_output).named("is_written")
@@ -381,10 +362,7 @@ class _SecondStep:
         return hw.load_shared_word(flag, U32, "last_of_chunk") == 1
 
     def _store(self, state: list[RegisterArray], batch: Value, output: Value, is_output: Value) -> None:
-        """Store the results of the CTA's outputs of a batch: scale * total + offset, from their merged states.
-
-        `output`: the thread's output; `is_output`: whether there is such an output.
-        """
+        """Store the results of the CTA's outputs of a batch: scale * total + offset, from their merged states."""
         k = current_builder()
         total = self.monoid.finish(tuple(register[0] for register in state))
         result = hw.fma(total, self.scale, self.affine_offset)
@@ -394,10 +372,7 @@ class _SecondStep:
 
 
 def _merge_halves(monoid: Monoid, states: list[RegisterArray]) -> None:
-    """Merge states, a power of two of them, into state 0: always the first half with the second, pair by pair.
-
-    `states`: a register array per component, with a register for each state.
-    """
+    """Merge states, a power of two of them, into state 0: always the first half with the second, pair by pair."""
     k, half = current_builder(), len(states[0]) // 2
     while half:
         with k.unroll(half, name="i") as i:

@@ -73,11 +73,7 @@ class ThreadLayout:
 
 @dataclass(frozen=True)
 class BoundTiles:
-    """Launch arguments of a kernel that loops over the tiles of the matrix "source".
-
-    Attributes:
-        arrays: The kernel's matrices by name; each is stored at the Pointer of its name.
-    """
+    """Launch arguments of a kernel that loops over the tiles of the matrix "source"; matrices are at their Pointers."""
 
     arrays: Mapping[str, Matrix]
 
@@ -96,8 +92,8 @@ class BoundTiles:
 class RegisterTile:
     """A tile, of `columns` columns, of the matrix "source" of BoundTiles in a CTA's registers.
 
-    Elements outside of the matrix are zero. `dtype`: that of the matrix. `vectorizable`: the matrix's rows are whole
-    aligned vectors of VECTOR_ELEMENTS elements. `extents`: the matrix's rows and columns.
+    Elements outside of the matrix are zero. `vectorizable`: the matrix's rows are whole aligned vectors of
+    VECTOR_ELEMENTS elements.
     """
 
     def __init__(self, dtype: DType, columns: int, *, vectorizable: bool) -> None:
@@ -136,14 +132,10 @@ class RegisterTile:
                 self._gather(vector, address, in_bounds, col0, column_offset)
 
     def _gather(self, vector: int, row_address: Value, row_in_bounds: Value, col0: Value, column_offset: int) -> None:
-        """Load vector number `vector` of this thread element by element, and pack the elements into its registers.
+        """Load this thread's vector number `vector` element by element, and pack the elements into its registers.
 
-        Args:
-            vector: Number of the vector.
-            row_address: Address of the element in column `col0` of the vector's row.
-            row_in_bounds: Whether the row exists.
-            col0: First column of this thread's vector 0.
-            column_offset: Columns from `col0` to this vector.
+        `row_address`: that of the element in column `col0` of the vector's row. `col0`: first column of vector 0;
+        `column_offset`: columns from there to this vector.
         """
         assert self.source.column_stride is not None
         stride = (self.source.column_stride * self.dtype.bytes).to(U64).named("stride")

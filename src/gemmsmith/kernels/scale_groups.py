@@ -47,10 +47,7 @@ class ScaleGroup(ABC):
 
     @abstractmethod
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
-        """Compute the scales from the amax of all added elements, store them, and keep their reciprocals.
-
-        `values`: dtype of the quantized elements. `scales`: dtype of the scales. `store`: stores a group's scale.
-        """
+        """Compute the scales from the amax of all added elements, store them, and keep their reciprocals."""
 
     def clear(self) -> None:
         """Set each amax to zero."""

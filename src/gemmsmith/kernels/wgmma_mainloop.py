@@ -18,21 +18,12 @@ class WgmmaMainloop:
     """Multiplies the k-tiles of a tile by wgmma, in a consumer warpgroup.
 
     The wgmma group of one k-tile stays in flight while the next is issued, so each stage is released a k-tile later.
-
-    Attributes:
-        accumulator: The warpgroup's accumulator.
     """
 
     def __init__(
         self, loads: TmaMainloop, warpgroup_row: Value | int, order: OrderedSequenceBarrier | None = None
     ) -> None:
-        """Declare the consumer's variables.
-
-        Args:
-            loads: The stages.
-            warpgroup_row: The warpgroup's first row in the CTA's tile.
-            order: Lets warpgroups with tiles of their own (pingpong) take turns; None: they share tiles.
-        """
+        """Declare the consumer's variables. `order` lets warpgroups with tiles of their own (pingpong) take turns."""
         self._loads, self._rows, self._order = loads, (warpgroup_row, loads.spec.warpgroup_rows), order
         self._read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
         self.accumulator = make_accumulator(loads.spec)
@@ -74,9 +65,8 @@ class WgmmaMainloop:
     ) -> None:  # fmt: skip
         """Multiply the smallest part of the tile that covers `extent` rows or columns, by a branch for each part.
 
-        `parts`: (rows or columns that the part covers, rows to multiply, columns to multiply), ascending. `extent`: a
-        value of the kernel, the rows or columns that the group has of this warpgroup's tile. Tests go from the largest
-        part down.
+        `parts`: (rows or columns that the part covers, rows to multiply, columns to multiply), ascending. Tests go from
+        the largest part down.
         """
         k, (*smaller, (_, rows, n)) = current_builder(), parts
         if not smaller:

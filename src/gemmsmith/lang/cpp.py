@@ -44,10 +44,7 @@ def comment_lines(text: str) -> str:
 
 
 def device_function(return_type: str, name: str, parameters: list[str], body: str) -> str:
-    """Return the definition of a device function, on one line if it fits.
-
-    `parameters`: the text of each; `body`: indented.
-    """
+    """Return the definition of a device function, with an indented `body`, on one line if it fits."""
     opening = f"__device__ __forceinline__ {return_type} {name}({', '.join(parameters)}) {{"
     short = f"{opening} {body.strip()} }}"
     return short if "\n" not in body and len(short) <= WIDTH else f"{wrap_line(opening, '')}\n{body}\n}}"
@@ -127,7 +124,7 @@ def _registers(name: str, count: int) -> list[str]:
 def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
     """Return an asm statement: the PTX `text`, and its operands after the last line or, if they do not fit, below it.
 
-    `outputs`, `inputs`: the operands with their constraints. `pure`: without side effects, so not volatile.
+    `outputs`, `inputs`: the operands with their constraints.
     """
     sections = [outputs, inputs] if pure else [outputs, inputs, ['"memory"']]
     while sections and not sections[-1]:

@@ -70,10 +70,7 @@ class Launches:
 
 
 def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:
-    """Return an argument with the address, or the number, that its Pointer or its tensor map's Pointer stands for.
-
-    `addresses`, `interleave_strides`: as in `Launch.resolve`.
-    """
+    """Return an argument with the address, or the number, that its Pointer or its tensor map's Pointer stands for."""
     if isinstance(argument, Pointer):
         address, offset = addresses[argument.name], argument.offset
         if argument.reaches_other:  # its offset is the distance to the other of two arrays

@@ -19,16 +19,13 @@ def is_pure(value: Value) -> bool:
 def is_inlined(value: Value, uses: Counter[Value]) -> bool:
     """Return whether a pure value is printed as part of the expression that uses it, not as a named constant.
 
-    So it is if it has no name of its own, and is used once or only reads a variable. `uses`: how often values are used.
+    So it is if it has no name of its own, and is used once or only reads a variable.
     """
     return not value.name and (uses[value] == 1 or isinstance(value, VariableRead))
 
 
 def is_live(statement: st.Statement, uses: Counter[Value]) -> bool:
-    """Return whether a statement must be printed: it has an effect, or a result that is used.
-
-    `uses`: how often each value is used.
-    """
+    """Return whether a statement must be printed: it has an effect, or a result that is used."""
     match statement:
         case st.Define(value=value) if is_pure(value):
             return uses[value] > 0

@@ -413,7 +413,7 @@ class Printer:
     def _bound(self, value: Value, hint: str) -> str:
         """Return the text of a loop bound.
 
-        It is evaluated once, so a computed one is stored in a constant before the loop. `hint`: the constant's name.
+        It is evaluated once, so a computed one is stored in a constant before the loop.
         """
         x = self.expression(value)
         if not x.reads and re.fullmatch(r"\w+", x.text):
@@ -450,10 +450,7 @@ class Printer:
 
 
 def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
-    """Return the assignment of `text` to a variable; `name = name + x` becomes `name += x`.
-
-    `value`: the value that `text` is of.
-    """
+    """Return the assignment of `text` to a variable; `name = name + x` becomes `name += x`."""
     match value:
         case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(VariableRead(variable=read), _)) if (
             read is variable

@@ -64,11 +64,9 @@ def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value
 def _all_lines(block: st.Block, printed: dict[int, int], uses_at: dict[object, int], around: int) -> dict[int, int]:
     """Return the line of each statement in a block, by the statement's number.
 
-    Args:
-        block: The statements.
-        printed: The lines of the statements that are printed as lines of their own, by number.
-        uses_at: The line at which each value is used; modified. An inlined value is printed there.
-        around: The line of the statement around the block, for statements that have become part of it.
+    `printed`: those of the statements that are printed as lines of their own. `uses_at`: the line at which each value
+    is used, where an inlined value is printed; modified. `around`: that of the statement around the block, for
+    statements that have become part of it.
     """
     lines: dict[int, int] = {}
     for statement in reversed(block.statements):
@@ -87,8 +85,7 @@ def _print_function(
 ) -> tuple[str, dict[int, int]]:
     """Return the C++ of a device function, and the line of each statement (from 0) by its number.
 
-    Several results are returned as a struct with one member each. `threads`: per CTA. `wrappers`: those in use;
-    modified. `used_names`: names that the function may not use.
+    Several results are returned as a struct with one member each. `wrappers`: those in use; modified.
     """
     p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]

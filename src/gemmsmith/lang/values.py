@@ -260,10 +260,7 @@ class LoopIndexedRow(RegisterArray):
 
 
 def _register_index(name: str, index: ValueLike, count: int) -> Value:
-    """Return `index` as a value. Raises KernelError unless it is known at build time and less than `count`.
-
-    `name`: of the array, for messages.
-    """
+    """Return `index` as a value. Raises KernelError unless it is known at build time and less than `count`."""
     value = as_value(index, I32)
     if isinstance(value, Constant):
         if not 0 <= value.value < count:

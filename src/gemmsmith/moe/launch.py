@@ -35,13 +35,8 @@ _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict[str, Any]:
     """Return offsets, slot_of_row, token_of_row, row_of_slot and row_weights, by name (see moe/sort_by_expert.py).
 
-    The arguments are not checked.
-
-    Args:
-        experts: (tokens, top_k), contiguous, int32 or int64; 1 to MAX_SLOTS elements.
-        weights: (tokens, top_k), contiguous, fp32.
-        count: Number of experts, at most MAX_EXPERTS.
-        backend: "cuda" or "sim".
+    The arguments are not checked: `experts` (tokens, top_k), contiguous, int32 or int64, of 1 to MAX_SLOTS elements;
+    `weights` likewise, fp32; `count`, of experts, at most MAX_EXPERTS; `backend`: "cuda" or "sim".
     """
     key: Hashable = "sort", cache_key_and_address(experts)[0], count
     kernels = get_or_create(_CACHE, key, lambda: _make_sort(describe(experts), count))
@@ -52,14 +47,8 @@ def route(logits: Any, bias: Any, spec: RouteSpec, scale: float, backend: str) -
     """Return experts and weights, by name, as the kernel of moe/route.py writes them.
 
     If there are at most MAX_SLOTS slots (an expert of a token each), also what `sort_by_expert` returns. The arguments
-    are not checked.
-
-    Args:
-        logits: (tokens, experts), contiguous, of spec.dtype; at least one token.
-        bias: (experts,), contiguous, fp32; None with softmax.
-        spec: How experts are selected.
-        scale: Factor of the weights.
-        backend: "cuda" or "sim".
+    are not checked: `logits` (tokens, experts), contiguous, of spec.dtype, of at least one token; `bias` (experts,),
+    contiguous, fp32, or None with softmax; `scale`, a factor of the weights; `backend`: "cuda" or "sim".
     """
     key: Hashable = "route", cache_key_and_address(logits)[0], spec, scale
     kernels = get_or_create(_CACHE, key, lambda: _make_route(describe(logits).shape[0], spec, scale))
@@ -76,7 +65,7 @@ def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
 def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
     """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort these.
 
-    For up to MAX_ROUTED_TOKENS tokens one kernel does both. `scale`: factor of the weights.
+    For up to MAX_ROUTED_TOKENS tokens one kernel does both.
     """
     outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
     is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
@@ -94,13 +83,8 @@ def _sort_launch(
 ) -> tuple[Launch, dict[str, OutputSpec]]:
     """Return the launch of the sort, and the specs of the arrays that it writes, by name.
 
-    Args:
-        tokens: Number of tokens.
-        top_k: Experts of a token.
-        count: Number of experts.
-        index_bytes: Bytes of an expert's index.
-        route: How the kernel selects the experts itself; None: it reads them.
-        scale: Factor of the weights, if it selects the experts.
+    `count`: of experts. `index_bytes`: of an expert's index. `route`: how the kernel selects the experts itself, with
+    weights times `scale`; None: it reads them.
     """
     slots = tokens * top_k
     assert 0 < slots <= MAX_SLOTS

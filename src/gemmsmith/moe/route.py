@@ -183,7 +183,7 @@ class TokenRouter:
     def _softmax_terms(self, logits: RegisterArray) -> tuple[Value, Value]:
         """Return (greatest logit, sum of exp(logit - greatest)) of a token; both are the same in all lanes.
 
-        `logits`: those of this lane. If one is NaN, so are the results.
+        If one is NaN, so are the results.
         """
         k = current_builder()
         greatest, total = k.var(F32, -math.inf, "greatest_of_lane"), k.var(F32, 0.0, "sum_of_lane")

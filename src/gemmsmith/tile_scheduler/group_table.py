@@ -40,14 +40,11 @@ class GroupTable:
     def __init__(self, grouping: Grouping, tile_rows: int, end_multiple: int = 1, even_tiles: int = 0) -> None:
         """Record the reading of the table.
 
-        Args:
-            grouping: What the table holds.
-            tile_rows: Rows of a cluster's tile (of columns if these are grouped); with groups along K, elements of K of
-                a k-tile. The number of tiles of a group is its size divided by this, rounded up.
-            end_multiple: The ends of groups are multiples of this number in a valid table.
-            even_tiles: 0: a group's tiles have `tile_rows` rows, but the last one. Otherwise all its tiles have the
-                same number of rows, as few as possible, of which each of `even_tiles` CTAs of a cluster gets a multiple
-                of 8.
+        `tile_rows`: rows of a cluster's tile (columns if these are grouped; with groups along K, elements of K of a
+        k-tile), by which a group's size is divided, rounded up. The ends of groups are multiples of `end_multiple` in a
+        valid table. `even_tiles`: 0: a group's tiles have `tile_rows` rows, but the last one. Otherwise all its tiles
+        have the same number of rows, as few as possible, of which each of `even_tiles` CTAs of a cluster gets a
+        multiple of 8.
         """
         k, self._grouping, source = current_builder(), grouping, operand_getter(grouping.table)
         self._tile_rows, self._end_multiple = tile_rows, end_multiple

@@ -55,10 +55,7 @@ class RowGroupedTileScheduler(TileScheduler):
         return tiles[0], tiles[1]
 
     def tiles_of(self, p: Problem) -> int:
-        """Return the most tiles that the clusters can have, whatever the table holds.
-
-        Raises ArgumentError if int32 cannot count them.
-        """
+        """Return the most tiles that the clusters can have. Raises ArgumentError if int32 cannot count them."""
         m, n = self.grid(p)
         if max(m * n, p.groups * group_extent(p) if self.grouping.is_masked else 0) > MAX_EXTENT:
             raise ArgumentError(f"{p}: more tiles or rows than an int32 can count; use fewer groups")
@@ -113,7 +110,7 @@ class RowGroupedTileScheduler(TileScheduler):
         """Return the position (minor, major) of tile number `index` of a group, in the raster order.
 
         The order runs along the major axis in bands of `raster_group` tiles of the minor axis: within a band the minor
-        index changes first. `minor_tiles`, `major_tiles`: the group's tiles along both axes.
+        index changes first.
         """
         k, width = current_builder(), self.spec.config.raster_group
         if width == 1:

@@ -187,11 +187,7 @@ class TileScheduler:
         return ceil_div(p.m, tile[0] * cluster[0]), ceil_div(p.n, tile[1] * cluster[1])
 
     def tiles_of(self, p: Problem) -> int:
-        """Return the number of tiles of all clusters.
-
-        Raises:
-            ArgumentError: There are more than the kernel's int32 arithmetic can count.
-        """
+        """Return the number of tiles of all clusters. Raises ArgumentError if int32 cannot count them."""
         tiles = math.prod(self.grid(p)) * p.batch
         if tiles > MAX_EXTENT:
             raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
@@ -276,10 +272,7 @@ class TileScheduler:
         self, index: Value, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO,
         reverse_k: Value | None = None,
     ) -> WorkTile:  # fmt: skip
-        """Return this CTA's part of the cluster's tile number `index` of the raster order.
-
-        The other arguments are attributes of the WorkTile.
-        """
+        """Return this CTA's part of the cluster's tile number `index` of the raster order."""
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )
@@ -303,8 +296,8 @@ class TileScheduler:
         """Return the position (minor, major) of tile number `index` in a grouped raster order.
 
         The order runs along the major axis in groups of `raster_group` tiles of the minor axis: within a group the
-        minor index changes first. The last group may be narrower. `minor_tiles`, `major_tiles`: tiles along both axes.
-        (CUTLASS: cluster_idx_minor, cluster_idx_major; max_swizzle_size is the group's width.)
+        minor index changes first. The last group may be narrower. (CUTLASS: cluster_idx_minor, cluster_idx_major;
+        max_swizzle_size is the group's width.)
         """
         k, width = current_builder(), self.spec.config.raster_group
         group = self.group_divmod.divide(index).named("group")

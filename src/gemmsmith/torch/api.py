@@ -157,15 +157,8 @@ def _prepare_and_run(
 ) -> Any:  # fmt: skip
     """Return the results of a GEMM that goes through the operator, with gradients if they are recorded.
 
-    Args:
-        a: the caller's a.
-        b: the caller's b, one tensor.
-        epilogue: the epilogue, or None.
-        recompute: whether backward recomputes the GEMM.
-        out_dtype: the dtype of matrices that the epilogue does not convert, or None.
-        operands: the epilogue's operands by name.
-        scales: scales of a and b by names that no operand has.
-        arguments: the signature under which the call is cached; None: it is not cached.
+    `b` is one tensor. `scales` have names that no operand has. `arguments`: the signature under which the call is
+    cached; None: it is not cached.
     """
     serialized_epilogue, x, y, prepared, leading_shape, shape = prepare(
         a, b, epilogue, operands, scales, None if arguments is None else arguments.source
@@ -200,7 +193,7 @@ def refuse_arguments(function: str, named: Mapping[str, Any], unsupported: Colle
 
 
 def convert_results(epilogue: str, out_dtype: Any, a: Any) -> str:
-    """Return a serialized epilogue with `out_dtype` for the matrices that it does not convert; `a`: the tensor a.
+    """Return a serialized epilogue with `out_dtype` for the matrices that it does not convert.
 
     Raises ArgumentError for a dtype that results cannot have.
     """
@@ -256,8 +249,7 @@ def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
     """Return two tensors b as gemm multiplies them.
 
     On the fast path, if TMA can read both together, that is the tuple; otherwise it is a copy, one tensor whose columns
-    are theirs in turns, 8 at a time. `others`: further tensors of the call. Raises ArgumentError for a tuple that is
-    not of two tensors of the same shape.
+    are theirs in turns, 8 at a time. Raises ArgumentError for a tuple that is not of two tensors of the same shape.
     """
     for x in b:
         if isinstance(x, torch.Tensor):
@@ -285,17 +277,9 @@ def prepare(
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
     """Check the arguments of a GEMM, and prepare them for the operator.
 
-    Args:
-        a: the caller's a.
-        b: the caller's b, one tensor.
-        epilogue: the epilogue, or None.
-        operands: the epilogue's operands by name.
-        scales: scales of a and b by names that no operand has.
-        source: the epilogue's fingerprint, or None.
-
-    Returns:
-        The serialized epilogue; a, b and the operands as they are passed to the operator, with the batch folded into M
-        if possible; a's leading dimensions; and the shape of a @ b before folding.
+    `b` is one tensor. `scales` have names that no operand has. `source`: the epilogue's fingerprint, or None. Returns
+    the serialized epilogue; a, b and the operands as they are passed to the operator, with the batch folded into M if
+    possible; a's leading dimensions; and the shape of a @ b before folding.
     """
     for name, x in (("a", a), ("b", b)):
         check_tensor(name, x, a)
@@ -334,16 +318,9 @@ def read_operands(
 ) -> tuple[dict[str, Any], OperandSignature]:
     """Return an epilogue's operands, by name, as the operator takes them, and their signature.
 
-    Args:
-        operands: the caller's operands by name.
-        a: the tensor a, whose device they must be on.
-        shape: the shape of a @ b, (m, n) or (batch, m, n).
-        leading_shape: the leading dimensions of the caller's a, which are flattened to the batch; those of operands
-            are flattened, too.
-
-    Raises:
-        ArgumentError: an operand has a wrong type, dtype or device.
-        EpilogueError: an operand does not broadcast to a @ b.
+    `shape`: that of a @ b, (m, n) or (batch, m, n). `leading_shape`: the leading dimensions of the caller's a, which
+    are flattened to the batch; those of operands are flattened, too. Raises ArgumentError for an operand of a wrong
+    type, dtype or device, EpilogueError for one that does not broadcast to a @ b.
     """
     values: dict[str, Any] = {}
     signature: OperandSignature = ()
@@ -405,10 +382,7 @@ def expect_tensor(name: str, x: Any) -> None:
 
 
 def check_tensor(name: str, x: Any, a: Any) -> None:
-    """Raise ArgumentError if x is no dense, real tensor on a's device, or has a tangent of forward mode.
-
-    `name`: the argument's name, for the message.
-    """
+    """Raise ArgumentError if x is no dense, real tensor on a's device, or has a tangent of forward mode."""
     expect_tensor(name, x)
     if x.layout is not torch.strided:
         raise ArgumentError(f"{name}: got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
@@ -464,7 +438,7 @@ def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
 def _check_scale_shape(name: str, scale: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
     """Raise ArgumentError unless a scale is a scalar, one per row of a (m, 1), or one per column of b (1, n).
 
-    `name` begins with "scale_a" or "scale_b". `scale`: the scale's shape; `shape`: that of a @ b.
+    `name` begins with "scale_a" or "scale_b".
     """
     vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
     if scale[-2:] not in ((), (1,), (1, 1), vector):
@@ -478,11 +452,8 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
     """Change an epilogue so that the rows of all batches are the rows of one GEMM.
 
     That is possible if no operand and no reduction distinguishes batches from rows: an operand varies along both or
-    neither, and a reduction sums both or neither.
-
-    Returns:
-        The serialized epilogue for the folded GEMM (unchanged if that is impossible), whether it is possible, and the
-        names of the operands with a batch, which is to be folded, too.
+    neither, and a reduction sums both or neither. Returns the serialized epilogue for the folded GEMM (unchanged if
+    that is impossible), whether it is possible, and the names of the operands with a batch, which is to be folded, too.
     """
     graph = graph_serialization.deserialize(epilogue)
     divides_rows = any(n.op in ("chunk", "interleave") and n.attribute[-1] == "m" for n in graph.nodes)
@@ -508,12 +479,8 @@ def _unflatten_leading(
 ) -> Any:
     """Return a result with the leading dimensions of the caller's a in place of the batch, or of rows folded with it.
 
-    Args:
-        x: the operator's result.
-        reduced: the dimensions that it reduces: letters of "bmn".
-        keepdim: whether reduced dimensions are kept with length 1.
-        leading_shape: the leading dimensions.
-        shape: the shape of a @ b before batches were folded into M.
+    `reduced`: the dimensions that it reduces: letters of "bmn". `shape`: that of a @ b before batches were folded into
+    M.
     """
     if not leading_shape:
         return x

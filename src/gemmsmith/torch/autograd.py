@@ -58,17 +58,8 @@ def differentiable_gemm(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the results of an epilogue on a @ b, in the graph's order, with gradients if they are recorded.
 
-    Args:
-        epilogue: the serialized epilogue.
-        a: (m, k) or (batch, m, k).
-        b: (k, n) or (batch, k, n); (groups, k, n) with offsets.
-        numbers: the epilogue's operands that are numbers, in the graph's order.
-        operands: the epilogue's operands that are tensors, in the graph's order.
-        recompute: save nothing beyond the results, and recompute the GEMM in backward.
-        offsets: (groups,), the ends of groups of a's rows, each of which is multiplied by a matrix of b; or None.
-
-    Raises:
-        ArgumentError: something requires a gradient that does not have one.
+    The arguments are those of `call_op`. `recompute`: save nothing beyond the results, and recompute the GEMM in
+    backward. Raises ArgumentError if something requires a gradient that does not have one.
     """
     if not (needs_grad(a, b, *operands) or in_functorch_transform()) or operators_record_gradients():
         return as_tuple(call_op(epilogue, a, b, numbers, operands, offsets))
@@ -82,7 +73,7 @@ def run_forward(
     """Run a forward pass as `plan_forward` has planned it, record its gradients, and return the user's results.
 
     `spec`, `wrt`: the plan, and the inputs that need gradients. `apply`: calls an autograd.Function with the arguments
-    of `GemmFunction.forward`; None: that of `GemmFunction`. The others are those of `differentiable_gemm`.
+    of `GemmFunction.forward`; None: that of `GemmFunction`.
     """
     if apply is None:
         slow = torch.compiler.is_dynamo_compiling() or in_functorch_transform()
@@ -94,7 +85,7 @@ def run_forward(
 def plan_forward(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompute: bool) -> tuple[ForwardSpec, Names]:
     """Return the plan of an epilogue's forward pass, and the names of the inputs that need gradients.
 
-    The arguments are those of `differentiable_gemm`. The names are A, B and those of operands.
+    The names are A, B and those of operands.
     """
     needs_all = in_functorch_transform()
     inputs = zip((A, B, *tensor_names(epilogue)), (a, b, *operands), strict=True)
@@ -183,12 +174,10 @@ fast_apply = super(torch.autograd.Function, GemmFunction).apply
 
 
 def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the gradients of the inputs of `GemmFunction.forward`, from those of its outputs.
+    """Return the gradients of `GemmFunction.forward`'s inputs, from those of its outputs, some of which may be None.
 
-    Args:
-        ctx: the context, with the attributes that `setup_context` sets.
-        saved_tensors: offsets (or None), and the tensors of the forward plan's `saved_names`.
-        gradients: for each output its gradient, or None.
+    `ctx` has the attributes that `setup_context` sets. `saved_tensors`: offsets (or None), and the tensors of the
+    forward plan's `saved_names`.
     """
     epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, saved_tensors
     shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
@@ -231,7 +220,7 @@ def save_for_backward(
 ) -> None:
     """Save on `ctx` the tensors that the backward pass of a forward plan reads.
 
-    `arrays`: a, b and the operands. `outputs`: all results, those included that only backward reads.
+    `outputs`: all results, those included that only backward reads.
     """
     saveable = (*arrays, *outputs)
     ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
@@ -246,14 +235,8 @@ def _expand_reduction_grad(
     """Unsqueeze a reduction's value and gradient in `values`, so that they broadcast against the reduced matrix.
 
     Also divide the gradient of a mean by the number of elements, and that of a maximum or minimum by the number of
-    elements that are equal to it.
-
-    Args:
-        r: the result that is a reduction.
-        values: tensors by the names of `derivative`'s operands, such as d_name for a gradient; modified.
-        shape: the shape of a @ b.
-        dtype: a's dtype.
-        like: a tensor of the device on which new ones are made.
+    elements that are equal to it. `values`: by the names of `derivative`'s operands, such as d_name for a gradient;
+    modified. `shape`: that of a @ b. `dtype`: a's.
     """
     dims = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
     for name in (GRAD_OUTPUT_PREFIX + r.name, OUTPUT_PREFIX + r.name):
@@ -275,13 +258,8 @@ def _run_grad_kernel(
 ) -> dict[str, Any]:
     """Run a kernel of the backward pass, and return its results by name.
 
-    Args:
-        kernel: the kernel.
-        values: tensors and numbers by name: A, B, and the names of `derivative`'s operands.
-        shape: the shape of a @ b.
-        dtype: a's dtype.
-        like: a tensor of the device. A kernel that does not read a @ b gets an a and a b with k = 0, made like it.
-        offsets: the ends of groups of rows, or None.
+    `values`: tensors and numbers by name: A, B, and the names of `derivative`'s operands. `shape`: that of a @ b.
+    `dtype`: a's. A kernel that does not read a @ b gets an a and a b with k = 0, made like `like`.
     """
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
@@ -301,7 +279,7 @@ def _run_grad_kernel(
 def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tuple[Any, Any]:
     """Return the gradients of a and b, grad_acc @ b.mT and a.mT @ grad_acc; None for one that is not needed.
 
-    `grad_acc`: the accumulator's gradient, or None if it is zero. `a` and `b`: None if their values are not needed.
+    `grad_acc`: None if it is zero. `a` and `b`: None if their values are not needed.
     """
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
@@ -321,12 +299,8 @@ def is_column_major(b: Any) -> bool:
 def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None) -> Any:
     """Return the gradient of b in a @ b, which is a.mT @ gradient.
 
-    Args:
-        a: (m, k) or (batch, m, k).
-        gradient: the gradient of a @ b.
-        column_major: whether b is: then so is the result. Otherwise autograd would copy the gradient of a parameter
-            whose transpose is b.
-        offsets: the ends of groups of rows; then the result is (groups, k, n), from each group's rows. Or None.
+    It is `column_major` as b is: otherwise autograd would copy the gradient of a parameter whose transpose is b. With
+    `offsets`, the ends of groups of rows, it is (groups, k, n), from each group's rows.
     """
     x, y = (gradient, a) if column_major else (a, gradient)  # column-major: the transpose of gradient.mT @ a
     if offsets is not None:
@@ -410,7 +384,7 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         """Compute the operator's results, and record their gradients if autograd or a transform asks for them.
 
-        The arguments are the operator's (ops.py). Raises ArgumentError for tensors with a tangent of forward mode.
+        Raises ArgumentError for tensors with a tangent of forward mode.
         """
         inputs = (a, b, *operands) if b2 is None else (a, b, b2, *operands)
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):

@@ -158,17 +158,11 @@ class ForwardSpec(NamedTuple):
 
 @dynamo_constant
 def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) -> ForwardSpec:
-    """Plan the forward pass of an epilogue for the gradients with respect to `wrt`.
+    """Plan the forward pass of an epilogue for the gradients with respect to `wrt`: A, B, and names of operands.
 
-    Args:
-        epilogue: the serialized epilogue.
-        wrt: the inputs that need gradients: A, B, and names of operands.
-        dtype: the dtype of a, such as "torch.bfloat16".
-        recompute: save nothing beyond the results, and recompute the GEMM in backward.
-
-    Raises:
-        EpilogueError: a result has no gradient.
-        ArgumentError: a kernel of the backward pass would have too many operands.
+    `dtype`: a's, such as "torch.bfloat16". `recompute`: save nothing beyond the results, and recompute the GEMM in
+    backward. Raises EpilogueError if a result has no gradient, ArgumentError if a kernel of the backward pass would
+    have too many operands.
     """
     graph = deserialize(epilogue)
     for r in graph.results:
@@ -209,18 +203,11 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
 def make_grad_kernels(
     epilogue: str, saved_outputs: Names, outputs: Names, wrt: Names, dtype: str
 ) -> tuple[tuple[ReductionResult, ...], tuple[GradKernel, ...], str]:
-    """Plan the backward pass of an epilogue.
+    """Plan the backward pass of the epilogue of a forward plan, for the gradients with respect to `wrt`.
 
-    Args:
-        epilogue: the serialized epilogue of the forward plan.
-        saved_outputs: names of the results that are read instead of being computed again.
-        outputs: names of the results that have gradients.
-        wrt: the inputs whose gradients are computed: A, B, and names of operands.
-        dtype: the dtype of a, such as "torch.bfloat16".
-
-    Returns:
-        The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
-        whose gradient is also the accumulator's, so that it needs no kernel, or "".
+    `saved_outputs`: names of the results that are read instead of being computed again. `outputs`: those of the results
+    that have gradients. Returns the results that are reductions, whose gradients are expanded first; the kernels; and
+    the name of the result whose gradient is also the accumulator's, so that it needs no kernel, or "".
     """
     graph = deserialize(epilogue)
     default_dtype, passthrough_grad_output = graph_dtype(dtype), ""
@@ -251,14 +238,8 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
     """Plan an epilogue's backward pass as the epilogue of another GEMM, which computes the gradient of its result.
 
     In an MLP that other GEMM is the next layer's dgrad (the gradient of its input): its accumulator is the gradient of
-    "out", the only result that users see, which therefore is never stored. Raises EpilogueError if the gradient needs
-    A @ B, which the other GEMM does not compute.
-
-    Args:
-        epilogue: the serialized epilogue of the forward plan.
-        saved_outputs: names of the results that are read instead of being computed again.
-        wrt: the inputs whose gradients are computed: A, B, and names of operands.
-        dtype: the dtype of a, such as "torch.bfloat16".
+    "out", the only result that users see, which therefore is never stored. Raises EpilogueError if the gradient needs A
+    @ B, which the other GEMM does not compute. The arguments are those of `make_grad_kernels`.
     """
     graph = deserialize(epilogue)
     derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, graph_dtype(dtype))
@@ -274,10 +255,9 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
 def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
-    """Return what the backward pass needs to know of a result that is a reduction.
+    """Return what the backward pass needs to know of a result that is a reduction; see `make_grad_kernels`.
 
-    `outputs`: names of the results that have gradients. `saved_outputs`: names of the results that are read instead of
-    being computed again. `default`: dtype of matrices that have none in the graph.
+    `default`: dtype of matrices that have none in the graph.
     """
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
     tie_count_kernel = None
@@ -290,8 +270,7 @@ def _reduction_result(
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
     """Return the kernel that computes a graph of `derivative`.
 
-    `reductions`: the results that are reductions. The gradient of such a result is expanded to a matrix first, where
-    the graph reads it as one.
+    The gradient of a result in `reductions` is expanded to a matrix first, where the graph reads it as one.
     """
     reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
     reduced_grads, tensors = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}, []

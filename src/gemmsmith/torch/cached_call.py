@@ -66,12 +66,7 @@ class CachedCall(NamedTuple):
     def __call__(self, pointers: dict[str, Any], a: Any, b: Any, operands: Mapping[str, Any], offsets: Any) -> Any:
         """Run the call with other tensors and numbers, and return the results in the form of the epilogue.
 
-        Args:
-            pointers: addresses and numbers by Pointer name; modified.
-            a: the caller's a.
-            b: the caller's b.
-            operands: the caller's operands, by name.
-            offsets: the ends of groups of rows, or None.
+        `pointers`: addresses and numbers by Pointer name; modified.
         """
         numbers = tuple([validate_fp32_scalar(name, operands[name]) for name in self.numbers])
         tensors = [operands[name] for name in self.tensors]
@@ -102,13 +97,7 @@ class _CachedGemmFunction(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         """Run the call's launches, and save what its backward pass reads.
 
-        Args:
-            ctx: autograd's context.
-            call: the cached call.
-            pointers: addresses and numbers by Pointer name; modified.
-            numbers: the epilogue's operands that are numbers.
-            offsets: the ends of groups of rows, or None.
-            *arrays: a, b and the operands that are tensors.
+        `pointers`: as in `CachedCall.__call__`. `arrays`: a, b and the operands that are tensors.
         """
         ctx.cached_backward, ctx.numbers = call.backward, numbers
         outputs = as_tuple(call.launches(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
@@ -146,8 +135,7 @@ class CachedBackward:
     def __call__(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Return the gradients of `GemmFunction`'s inputs, from those of its results, of which some may be None.
 
-        `ctx`: autograd's context of the forward pass. The first backward pass for arrays of new signatures runs
-        `run_backward` and records its launches.
+        The first backward pass for arrays of new signatures runs `run_backward` and records its launches.
         """
         saved_tensors, arguments = ctx.saved_tensors, None
         if not (torch.is_grad_enabled() or sees_operators()):
@@ -168,11 +156,6 @@ class CachedBackward:
 
         None if the pass did more than GEMMs: if it expanded gradients of reductions, summed over batches, or set rows
         of no group to zero; or if a GEMM's launches are not cached.
-
-        Args:
-            runs: its GEMMs in order, None for one whose launches are not cached.
-            gradients: the gradients of the results, or None.
-            is_grouped: whether rows are divided into groups.
         """
         (spec, wrt, dtype, shapes, b_is_column_major), names = self._forward, result_names(self._forward[0].epilogue)
         outputs = [i for i, g in enumerate(gradients) if g is not None and self._pointers[i]]
@@ -221,10 +204,7 @@ class BackwardRun(NamedTuple):
     shapes: tuple[Any, ...]
 
     def __call__(self, pointers: dict[str, Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Launch the pass, and return the gradients of `GemmFunction`'s inputs, of which the first four have none.
-
-        `pointers`: addresses and numbers by Pointer name. `gradients`: those of the results, or None.
-        """
+        """Launch the pass, and return the gradients of `GemmFunction`'s inputs, of which the first four have none."""
         like = next(g for g in gradients if g is not None)
         grads = {} if self.passthrough is None else {"out": gradients[self.passthrough]}
         for kernel, launches in self.kernels:
@@ -251,17 +231,8 @@ def cache_call(
 ) -> None:  # fmt: skip
     """Cache a call that records gradients, which has just run.
 
-    Args:
-        arguments: the call's arguments, whose `call` is set.
-        runs: the GEMMs that it ran, None for one whose launches are not cached.
-        epilogue: the serialized epilogue.
-        a: a as the operator gets it.
-        b: b as the operator gets it.
-        operands: the epilogue's operands as the operator gets them, by name.
-        recompute: whether backward recomputes the GEMM.
-        results: the results as the caller gets them.
-        names: their names.
-        folds_batch: whether all leading dimensions of a are folded into M.
+    `runs`: the GEMMs that it ran, None for one whose launches are not cached. a, b and the operands are as the operator
+    gets them, the results as the caller gets them. `folds_batch`: all leading dimensions of a are folded into M.
     """
     numbers, tensors = number_names(epilogue), tensor_names(epilogue)
     spec, wrt = plan_forward(epilogue, a, b, [operands[name] for name in tensors], recompute)

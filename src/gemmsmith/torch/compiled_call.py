@@ -89,10 +89,7 @@ class CompiledCall:
         return self._call_operator(arguments, tensors)
 
     def _launch(self, launches: _Launches, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
-        """Repeat an earlier call's launches; if a tensor is not aligned, or has no memory, call the operator instead.
-
-        `arguments`: the operator's. `tensors`: those among them, in the order of `launches.pointers`.
-        """
+        """Repeat an earlier call's launches; if a tensor is not aligned, or has no memory, call the operator."""
         pointers: dict[str, Any] = {}
         for name, x in zip(launches.pointers, tensors):  # noqa: B905 - strict=True takes longer
             pointers[name] = address = x.data_ptr()
@@ -106,7 +103,7 @@ class CompiledCall:
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
         """Call the operator, and keep its launches if they can be repeated.
 
-        `arguments`: the operator's. `tensors`: a, b, offsets if there are any, and the operands.
+        `tensors`: a, b, offsets if there are any, and the operands.
         """
         with self._tuning():
             results, run = record_run(lambda: self._op(*arguments))

@@ -99,11 +99,7 @@ class FusedLinearCrossEntropy(nn.Module):
 def cross_entropy(
     input: Any, weight: Any, target: Any, ignore_index: int, reduction: str, chunks: int | None, low_memory: bool
 ) -> Any:
-    """Return the loss of `FusedLinearCrossEntropy`, which documents the arguments; `input` and `target` as its forward.
-
-    Returns:
-        A scalar, or (...) if reduction is "none"; fp32, or float64 if the input is.
-    """
+    """Return the loss of `FusedLinearCrossEntropy`, where the arguments are documented."""
     x = as_batched_input(input, weight).flatten(0, -2)
     _check_target(target, input.shape[:-1])
     x, weight = autocast(x, weight)
@@ -162,16 +158,8 @@ class _CrossEntropyFunction(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         """Return the loss, and save what `_forward` has computed of the gradients.
 
-        Args:
-            ctx: autograd's context.
-            x: (rows, dim).
-            weight: (classes, dim).
-            labels: (rows, 1), int64.
-            weights: (rows, 1), factors of the rows' losses: 0 for ignored rows, NaN for labels of no class.
-            chunks: the number of chunks, or 0 for the default.
-            low_memory: as in `FusedLinearCrossEntropy`.
-            needs_x: whether the gradient of x is needed.
-            needs_weight: whether the gradient of weight is needed.
+        `x`: (rows, dim). `weight`: (classes, dim). `labels`: (rows, 1), int64. `weights`: (rows, 1), factors of the
+        rows' losses: 0 for ignored rows, NaN for labels of no class. `chunks`: 0 for the default.
         """
         total, *gradients = (_FORWARD if torch.compiler.is_dynamo_compiling() else _forward)(
             x, weight, labels, weights, chunks, low_memory, needs_x, needs_weight
@@ -199,14 +187,8 @@ def _chunk_count(rows: Any, dim: int, itemsize: int, chunks: int, low_memory: bo
 
     Several chunks need a sum of the weight's gradients, (classes, dim) in fp32. It takes as much memory as logits in 16
     bits of 2 * dim rows. So these rows are subtracted first, and the others divided into chunks of max(MIN_ROWS, dim)
-    rows: a chunk's logits and the sum then never take more memory than the logits of all rows.
-
-    Args:
-        rows: rows of x.
-        dim: columns of x.
-        itemsize: bytes of an element of x.
-        chunks: the number that the caller has chosen, or 0.
-        low_memory: whether the sum is in the weight's dtype, so that it takes no memory beside the gradient's.
+    rows: a chunk's logits and the sum then never take more memory than the logits of all rows. With `low_memory` the
+    sum is in the weight's dtype, so that it takes no memory beside the gradient's.
     """
     if chunks:
         count = torch.sym_min(chunks, rows)
@@ -222,10 +204,9 @@ def _forward(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the weighted sum of the rows' losses, and gradients. The arguments: `_CrossEntropyFunction.forward`.
 
-    Returns:
-        The sum, (); the gradient of x, without the last chunk's rows; the gradient of weight from all chunks but the
-        last, in fp32, or in weight's dtype with low_memory; and the gradient of the last chunk's logits. A gradient of
-        x or weight that is not needed, or to which no chunk contributes, has no rows.
+    That is: the sum, (); the gradient of x, without the last chunk's rows; the gradient of weight from all chunks but
+    the last, in fp32, or in weight's dtype with low_memory; and the gradient of the last chunk's logits. A gradient of
+    x or weight that is not needed, or to which no chunk contributes, has no rows.
     """
     (rows, dim), classes = x.shape, weight.shape[0]
     count = int(_chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory))
@@ -282,17 +263,8 @@ def _backward(
     """Return the gradients of x (rows, dim) and of weight (classes, dim), times g; one that is not needed has no rows.
 
     `_forward` computes the gradients chunk by chunk of rows, but for the last chunk, whose share is added here.
-
-    Args:
-        x: (rows, dim).
-        weight: (classes, dim).
-        grad_x: (rows before the last chunk, dim), as `_forward` returns it; without rows if there is one chunk.
-        grad_weight: (classes, dim), the sum over these rows; likewise.
-        grad_logits: (rows of the last chunk, classes).
-        g: The gradient of the loss, ().
-        needs_x: Whether the gradient of x is needed.
-        needs_weight: Likewise of weight.
-        in_place: Whether grad_x and grad_weight may be overwritten.
+    `grad_x` and `grad_weight` are what `_forward` returns, and may be overwritten if `in_place`. `g`: the gradient of
+    the loss, ().
     """
     (rows, dim), last = x.shape, grad_logits.shape[0]
     if needs_x:
@@ -311,7 +283,6 @@ def _backward(
 def _fake_forward(
     x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool, needs_x: bool, needs_weight: bool
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return empty tensors of the shapes and dtypes of what `_forward` returns."""
     (rows, dim), classes = x.shape, weight.shape[0]
     count = _chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory)
     last, is_sum = rows // count, torch.sym_min(count - 1, 1)
@@ -326,7 +297,6 @@ def _fake_forward(
 def _fake_backward(
     x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return empty tensors of the shapes and dtypes of what `_backward` returns."""
     (rows, dim), classes = x.shape, weight.shape[0]
     return x.new_empty((rows if needs_x else 0, dim)), weight.new_empty((classes if needs_weight else 0, dim))
 
@@ -348,15 +318,9 @@ _BACKWARD = define_op(
 
 
 def _multiply_add(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place: bool = True) -> Any:
-    """Return (a @ b + c) * g, without c or g if they are None.
+    """Return (a @ b + c) * g, without c or g if they are None, in a's dtype, or in fp32 if `is_fp32`.
 
-    Args:
-        c: a matrix or None.
-        a: (m, k).
-        b: (k, n).
-        g: a scalar tensor or None.
-        is_fp32: whether the result is in fp32, instead of a's dtype.
-        in_place: whether the result may overwrite c, if their elements have the same size.
+    `in_place`: the result may overwrite c, if their elements have the same size.
     """
     epilogue = _sum_epilogue("" if c is None else str(c.dtype), g is not None, is_fp32)
     scale = [] if g is None else [g]
@@ -368,8 +332,7 @@ def _multiply_add(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, 
 def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -> Any:
     """Return the result of a serialized epilogue on a @ b; it overwrites c if a kernel runs and elements are as large.
 
-    That is safe, as each element of c is read before it is written, by the same CTA. `c`: the epilogue's first operand;
-    `operands`: the others.
+    That is safe, as each element of c is read before it is written, by the same CTA.
     """
     graph = deserialize(epilogue)
     dtype = result_dtype(graph, graph.results[0], a.dtype)
@@ -383,10 +346,7 @@ def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -
 
 @dynamo_constant
 def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
-    """Return the serialized epilogue (acc + c) * g, in a's dtype or fp32.
-
-    `c`: the dtype of c, "" for no c; `is_scaled`: whether there is g.
-    """
+    """Return the serialized epilogue (acc + c) * g, in a's dtype or fp32. `c`: its dtype, "" for no c."""
     operands = {"c": (BroadcastDims(True, 1, 1), graph_dtype(c))} if c else {}
     operands |= {"g": (BroadcastDims(), FP32)} if is_scaled else {}
 
@@ -446,10 +406,7 @@ def _fp16_logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any, max
 
 @dynamo_constant
 def _serialized_epilogues(classes: int, labels_dtype: str, is_16bit: bool = False) -> tuple[str, str, str]:
-    """Return three serialized epilogues: the losses, the losses with logits, and the gradient of these logits.
-
-    `labels_dtype`: such as "torch.int64". `is_16bit`: whether x has 16 bits, and logits are stored in fp16.
-    """
+    """Return three serialized epilogues: the losses, the losses with logits, and the gradient of these logits."""
     column, matrix = BroadcastDims(rows_per_value=1), BroadcastDims(True, 1, 1)
     labels = {"labels": (column, graph_dtype(labels_dtype))}
     c, others = {"c": (matrix, FP16 if is_16bit else FP32)}, {"lse": (column, FP32), "weights": (column, FP32)}

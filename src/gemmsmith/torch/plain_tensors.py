@@ -99,16 +99,9 @@ def read_arguments(
 ) -> Arguments | None:  # fmt: skip
     """Return the arguments of a call, with what earlier calls of the same signature have cached.
 
-    None if the call cannot be cached: without a fingerprint, or if an operand is neither a plain tensor nor a number.
-    Only to be called if `sees_operators` is False.
-
-    Args:
-        source: the epilogue's fingerprint, or None if it has none.
-        options: a hashable key of the arguments that are neither arrays nor numbers.
-        a: the array a.
-        b: the array b.
-        operands: the epilogue's operands by name.
-        offsets: the ends of groups of rows, or None.
+    None if the call cannot be cached: without a fingerprint, `source`, or if an operand is neither a plain tensor nor a
+    number. Only to be called if `sees_operators` is False. `options`: a hashable key of the arguments that are neither
+    arrays nor numbers.
     """
     if source is None:
         return None
@@ -179,10 +172,7 @@ def runs_kernels(a: Any) -> bool:
 
 
 def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") -> Request:
-    """Return a request of gemmsmith.gemm as one of grouped_gemm.
-
-    `offsets`: (groups,), int32, the ends of the groups. `along`: "m" for groups of rows, "k" for slices of K.
-    """
+    """Return a request of gemmsmith.gemm as one of grouped_gemm."""
     operands = with_arrays(request.operands, {"offsets": offsets})
     return request._replace(operands=operands, grouping=Grouping("offsets", along))
 
@@ -190,10 +180,8 @@ def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") ->
 def run_or_call(arguments: Arguments | None, like: Any, call: Callable[[], Any]) -> Any:
     """Return the results of a call without gradients: repeat an earlier call's launches, or call and record its own.
 
-    Args:
-        arguments: the arguments, from `read_arguments`; None, or those of a call with gradients: nothing is cached.
-        like: a tensor of the device on which results are allocated.
-        call: computes the results.
+    `arguments`: from `read_arguments`; None, or those of a call with gradients: nothing is cached. Results are
+    allocated as `like`.
     """
     if arguments is None or arguments.call.needs_grad:
         return call()
@@ -208,7 +196,7 @@ def run_cached_call(
 ) -> Any:  # fmt: skip
     """Return the results of a call by repeating an earlier one's launches; None if none are cached for its arguments.
 
-    `arguments`: from `read_arguments`. The others are the call's own; gradients are recorded if they are needed.
+    Gradients are recorded if they are needed.
     """
     if arguments is None or (run := arguments.call.run) is None:
         return None

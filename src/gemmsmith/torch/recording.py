@@ -30,13 +30,7 @@ ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 
 
 class Tape:
-    """Records the operations on the values of one run of an epilogue.
-
-    Attributes:
-        shape: the accumulator's shape.
-        entries: the recorded calls.
-        values: how many values there are; a value's index is its number in the order in which they are made.
-    """
+    """Records the operations on the values of one run of an epilogue."""
 
     def __init__(self, shape: tuple[Any, ...]) -> None:
         self.shape = shape
@@ -54,13 +48,6 @@ class Tape:
         """Record a call, and return a proxy of its result, or a tuple of proxies if there are several.
 
         A single result counts as having the accumulator's shape if an argument has it; all other shapes are unknown.
-
-        Args:
-            how: the kind of call, see `Entry`.
-            name: the function's name.
-            args: its arguments.
-            kwargs: its keyword arguments.
-            num_results: how many results it has.
         """
         encoded_kwargs = tuple([(key, encode_argument(x)) for key, x in kwargs.items()])
         self.entries.append((how, name, tuple([encode_argument(x) for x in args]), encoded_kwargs))
@@ -219,14 +206,8 @@ def replay(
 ) -> EpilogueGraph:  # fmt: skip
     """Replay recorded calls on the tracer and return the epilogue's graph.
 
-    Args:
-        entries: the recorded calls.
-        returned: what the function returned, by `encode_argument`.
-        shape: the shape of a @ b.
-        operands: extents and dtypes of the operands by name.
-
-    Raises:
-        EpilogueError: the recorded calls are not a valid epilogue.
+    `returned`: what the function returned, by `encode_argument`. `shape`: that of a @ b. `operands`: extents and dtypes
+    by name. Raises EpilogueError if the calls are not a valid epilogue.
     """
 
     def function(acc: Any, **named: Any) -> Any:
@@ -267,7 +248,7 @@ def _replay_entry(entry: Entry, values: list[Any]) -> Any:
 def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
     """Return the argument that `encode_argument` encoded, with traced values in place of proxies.
 
-    `values`: as in `_replay_entry`. Raises EpilogueError for an argument that no epilogue may have.
+    Raises EpilogueError for an argument that no epilogue may have.
     """
     kind, encoded = x
     match kind:

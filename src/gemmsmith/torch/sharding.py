@@ -29,10 +29,7 @@ def register(operators: list[Any]) -> None:
 def shardings(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Any, operands: Any
 ) -> list[Sharding]:  # fmt: skip
-    """Return all possible placements of the arguments and results along one mesh dimension, for DTensor to choose from.
-
-    The arguments are those of the operator gemm_{o} (ops.py).
-    """
+    """Return all possible placements of the arguments and results along one mesh dimension, for DTensor."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if b2 is not None or offsets is not None:
@@ -46,7 +43,7 @@ def shardings(
     def split(axis: str, of_a: Any, of_b: Any) -> list[Sharding]:
         """Return the sharding of the results along `axis`, in a list; [] if it is impossible.
 
-        `axis`: "m" (rows), "n" (columns) or "batch". `of_a`, `of_b`: the placements of a and b.
+        `axis`: "m" (rows), "n" (columns) or "batch".
         """
         results = [_sharded_result(graph, r, axis, rank) for r in graph.results]
         if any(isinstance(x, bool) for x in results):
@@ -71,10 +68,7 @@ def shardings(
 
 
 def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
-    """Return which dimension of an operand is sharded if the results are along `axis`; None if it is replicated.
-
-    `dims`: how the operand broadcasts; `axis`: "m" (rows), "n" (columns) or "batch"; `rank`: the operand's dimensions.
-    """
+    """Return which dimension of an operand is sharded if the results are along `axis`; None if it is replicated."""
     dim, varies = {
         "batch": (0, dims.batch and rank == 3), "m": (rank - 2, dims.varies_along_m and rank > 1),
         "n": (rank - 1, dims.varies_along_n),
@@ -85,9 +79,8 @@ def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:
     """Return how a result is placed if the GEMM is sharded along `axis`: "m" (rows), "n" (columns) or "batch".
 
-    Returns:
-        The sharded dimension; or, if the result is reduced over `axis`, how the shards' partial results are combined,
-        such as "sum"; or False if they cannot be. `rank` is the number of dimensions of a @ b.
+    That is the sharded dimension; or, if the result is reduced over `axis`, how the shards' partial results are
+    combined, such as "sum"; or False if they cannot be. `rank`: of a @ b.
     """
     node = graph.nodes[r.node]
     dim, index = {"batch": (0, "b"), "m": (rank - 2, "m"), "n": (rank - 1, "n")}[axis]

@@ -33,15 +33,9 @@ def serialize_epilogue(
 ) -> str:  # fmt: skip
     """Return the serialized graph of an epilogue, in eager mode or while Dynamo traces the call.
 
-    Args:
-        epilogue: a function, a graph, or None.
-        shape: the shape of a @ b: (m, n) with any leading dimensions.
-        operands: the signature of the epilogue's operands.
-        scales: the signature of operands by which a @ b is multiplied before the epilogue.
-        source: the epilogue's fingerprint; None: it is computed here.
-
-    Raises:
-        EpilogueError: the function is not a valid epilogue.
+    `shape`: that of a @ b: (m, n) with any leading dimensions. `scales`: the signature of operands by which a @ b is
+    multiplied before the epilogue. `source`: the epilogue's fingerprint; None: it is computed here. Raises
+    EpilogueError for an invalid epilogue.
     """
     if epilogue is None:
         return _serialize_plain_gemm(scales)
@@ -63,7 +57,7 @@ def _serialize_under_dynamo(
 ) -> str:
     """Return an epilogue's serialized graph while Dynamo traces the call: run it on proxies that record operations.
 
-    The ordinary tracer then replays the recorded calls, outside of what Dynamo traces. Arguments: `serialize_epilogue`.
+    The ordinary tracer then replays the recorded calls, outside of what Dynamo traces.
     """
     if not callable(epilogue) or isinstance(epilogue, type):
         raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function in compiled code")
@@ -81,15 +75,10 @@ def _serialize_under_dynamo(
 def _replay_and_serialize(
     entries: Any, returned: Any, rank: int, columns: int, operands: OperandSignature, scales: OperandSignature
 ) -> str:
-    """Replay recorded calls on the tracer, and return the serialized graph of what they compute.
+    """Replay the recorded calls of a `Tape`, and return the serialized graph of what they compute.
 
-    Args:
-        entries: the recorded calls of a `Tape`.
-        returned: what the epilogue returned, by `encode_argument`.
-        rank: the number of dimensions of a @ b, all leading ones included.
-        columns: columns of a @ b.
-        operands: signature of the epilogue's operands.
-        scales: signature of operands by which a @ b is multiplied before the epilogue.
+    `returned`: what the epilogue returned, by `encode_argument`. `rank`: the dimensions of a @ b, all leading ones
+    included; `columns`: its columns.
     """
     # The graph does not depend on the number of rows: a function that reads it gets it as a number from Dynamo.
     shape = (*(2,) * (rank - 1), columns)

@@ -116,15 +116,6 @@ def _best_config_for_all_m(
     """Return the fastest config over REPRESENTATIVE_M, in geometric mean and by the model.
 
     It suits every layout of A and D, and epilogues whose matrices TMA accesses.
-
-    Args:
-        b: B (k, n).
-        output: Dtype of D.
-        accumulator_dtype: Dtype of the sums.
-        promoted: Sums are promoted to fp32 registers.
-        scale_b: The block scales of B, if it has any.
-        epilogue: The epilogue in the form that needs most registers.
-        gpu: The GPU's constants.
     """
 
     def problem(m: int) -> Problem:

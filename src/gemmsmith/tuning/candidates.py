@@ -74,7 +74,6 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
     """Yield the configs with `swap_ab=swap`. `epilogue`: in the kernel's orientation, so transposed with `swap`.
 
     Tiles whose epilogue spills registers, or does not fit the instruction cache, are left out if any others remain.
-    The other arguments are those of `candidates`.
     """
     needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
@@ -219,7 +218,7 @@ def _loads_matrix(epilogue: EpilogueSpec) -> bool:
 def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
     """Return how many stages fit if a config gets `alias_epilogue`; 0 if that is not considered.
 
-    It is not if two stages cannot hold the results, or if two warpgroups share the tile: one warpgroup is faster with
+    Not if two stages cannot hold the results, or if two warpgroups share the tile: one warpgroup is faster with
     `alias_epilogue`, two are slower.
     """
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
@@ -269,10 +268,7 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
 
 
 def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
-    """Return whether a config, with stages as they fit beside an epilogue, has three stages and enough registers.
-
-    `promoted`: sums are promoted to fp32 registers.
-    """
+    """Return whether a config, with stages as they fit beside an epilogue, has three stages and enough registers."""
     data_parallel = not promoted and config.splits == config.cluster_splits == 1
     if config.stages < 3 or not _max_accumulator_fraction(config, epilogue, data_parallel=data_parallel):
         return False

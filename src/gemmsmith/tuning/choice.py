@@ -36,12 +36,9 @@ TILE_N_STEP = 8
 
 
 def check_full_rows_fit(spec: KernelSpec) -> None:
-    """Check that shared memory holds two stages and the epilogue's subtiles of full rows.
+    """Raise ConfigError unless shared memory holds two stages and the epilogue's subtiles of full rows.
 
     Epilogues without row functions, whose subtiles need not have full rows, are not checked.
-
-    Raises:
-        ConfigError: It does not.
     """
     if row_function_inputs(spec.epilogue.graph):
         shared_bytes = min_smem_bytes(spec) + 2 * spec.stage_bytes
@@ -62,7 +59,7 @@ def explain_full_row_limit(
     """Return a better error than `error`, by which the config that `model` chose was rejected.
 
     If the epilogue has row functions (which need all columns of a row, or of a quantization block, in one tile), the
-    new error says how many columns work: the widest that the model has a valid config for. Otherwise it is `error`.
+    new error says how many columns work: the widest that the model has a valid config for.
     """
     graph = epilogue.graph
     names = dict.fromkeys(graph.nodes[i].op for i in row_function_inputs(graph))
@@ -100,14 +97,7 @@ def _with_block_columns(graph: EpilogueGraph, columns: int) -> EpilogueGraph:
 
 @dataclass(frozen=True)
 class Choice:
-    """A config for a GEMM.
-
-    Attributes:
-        binding: The GEMM in the config's orientation: transposed if `config.swap_ab`.
-        config: The kernel's configuration.
-        spec: The kernel's compile-time parameters.
-        origin: Where the config comes from, in words.
-    """
+    """A config for a GEMM, with the binding in its orientation, and its origin in words."""
 
     binding: Binding
     config: Config
@@ -122,13 +112,9 @@ class Choice:
 
 
 def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bool = False) -> Choice:
-    """Return the config for a GEMM on a GPU, with as many stages as fit.
+    """Return the config for a GEMM on a GPU, with as many stages as fit; ConfigError if none can compute it.
 
-    `chip` is the architecture of the kernel, `gpu` the constants of the cost model. `batch_invariant`: the config must
-    not make a row of D depend on M.
-
-    Raises:
-        ConfigError: If no config can compute it.
+    `batch_invariant`: the config must not make a row of D depend on M.
     """
     if binding.grouping:
         return Choice.of(binding, *choose_grouped(binding, chip, gpu))
@@ -153,10 +139,7 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
 def _config_and_origin(
     binding: Binding, chip: Chip, gpu: Gpu, model: CostModel, batch_invariant: bool
 ) -> tuple[Config, str]:
-    """Return (config, origin): a tuned config if there is one, else the choice of `model`; `origin` in words.
-
-    A batch-invariant plan has a config of its own (tuning/batch_invariant.py), or a choice of `model` that is.
-    """
+    """Return (config, origin): a tuned config if there is one, else the choice of `model`; `origin` in words."""
     problem, epilogue, device = binding.problem, binding.spec, binding.a.device_index
     if not covers(problem.a.dtype, chip):
         if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip, device)):
@@ -181,15 +164,8 @@ def candidates(
 ) -> list[Config]:  # fmt: skip
     """Return the configs that are worth measuring for a GEMM, the one that is chosen without measurements first.
 
-    Args:
-        binding: The GEMM.
-        chip: The architecture of the kernels.
-        gpu: The constants of the cost model.
-        untuned: The config that is chosen without measurements.
-        limit: The most configs.
-        any_order: Whether configs may add in different orders. Otherwise all results have the same bits: the order is
-            that of `untuned`, or from the first k-tile to the last if that of `untuned` depends on tiles and waves, as
-            with `splits` and `serpentine`.
+    Unless `any_order`, all results have the same bits: the order of sums is that of `untuned`, or from the first k-tile
+    to the last if that of `untuned` depends on tiles and waves, as with `splits` and `serpentine`.
     """
     problem, epilogue = binding.problem, binding.spec
     ranked: Iterable[Config]

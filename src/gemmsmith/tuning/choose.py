@@ -33,9 +33,9 @@ CONFIGS_WITHOUT_K = 64
 def complete_config(config: Config, given: Iterable[str]) -> Config:
     """Return the config with those fields adapted that the user has not given.
 
-    `given`: names of the fields that the user has given. The others are adapted to them: the design to the chip; the
-    consumers, cluster and stages to the tile; and options that the design does not support are switched off. The
-    stages are the most to try: `fit_stages` removes those that do not fit into shared memory.
+    The others are adapted: the design to the chip; the consumers, cluster and stages to the tile; and options that the
+    design does not support are switched off. The stages are the most to try: `fit_stages` removes those that do not fit
+    into shared memory.
     """
     changes: dict[str, object] = {}
     if "design" not in given:
@@ -140,7 +140,7 @@ def _choose(problem: Problem, epilogue: EpilogueSpec, fixed_k_order: bool, gpu: 
 
 
 def _without_k(configs: Sequence[Config]) -> Config:
-    """Return the config for K = 0, where a kernel runs its epilogue only, of configs that are ranked by time.
+    """Return the config for K = 0, where a kernel runs its epilogue only, of ranked configs.
 
     It is the first without clusters, since nothing is multicast, and with a tile N of a multiple of 64: then the boxes
     of row-major matrices have whole lines, which takes a fifth less time (tries-without-k). It has the fewest stages,

@@ -110,10 +110,7 @@ class ConfigTable:
     def from_configs(
         configs: list[Config], epilogue: EpilogueSpec | None = None, sms: int = NUM_SMS
     ) -> ConfigTable:  # fmt: skip
-        """Return the table of these configs for an epilogue on a GPU of `sms` SMs.
-
-        `epilogue`: None: the plain GEMM, without `alias_epilogue`.
-        """
+        """Return the table of these configs for an epilogue on a GPU of `sms` SMs."""
         graph = epilogue.graph if epilogue else identity_graph(BF16)
         numbers: list[tuple[int, ...]] = []
         for c in configs:
@@ -210,7 +207,7 @@ class ConfigTable:
     def _fits_int32(self, tiles: Array, k_tiles: Array) -> Array:
         """Return for each config whether int32 can count its tiles and splits.
 
-        These are the limits of TileScheduler.tiles_of and StreamKTileScheduler.clusters_of. `k_tiles`: those of a tile.
+        These are the limits of TileScheduler.tiles_of and StreamKTileScheduler.clusters_of.
         """
         splits = np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles)
         clusters = np.minimum(tiles * splits, MAX_CLUSTERS)
@@ -222,18 +219,12 @@ class ConfigTable:
 def configs_for_epilogue(
     epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True, sms: int = NUM_SMS
 ) -> ConfigTable:  # fmt: skip
-    """Return the table of all candidates for an epilogue, for any problem, with or without promotion and `splits`.
-
-    `sms`: SMs of the GPU.
-    """
+    """Return the table of all candidates for an epilogue, for any problem, with or without promotion and `splits`."""
     return ConfigTable.from_configs(list(candidates(epilogue, promoted, splits)), epilogue, sms)
 
 
 def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True, sms: int = NUM_SMS) -> ConfigTable:
-    """Return the candidates that may be valid for a problem on a GPU of `sms` SMs; cached for M of the same bit length.
-
-    Without `splits` only those that do not share a tile's K through global memory.
-    """
+    """Return the candidates that may be valid for a problem; cached for M of the same bit length."""
     bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
     return _configs_for(epilogue, problem.promoted, splits, sms, bits, *sizes)
 

@@ -55,13 +55,8 @@ def explain_config(
 ) -> str:
     """Return the text of `plan.why`: what the kernel's time consists of by the model, and the best other config.
 
-    Args:
-        problem: The GEMM that `swap_ab` transposes. Groups are estimated as if they were equally large.
-        config: Its config.
-        epilogue: Its epilogue; None: the plain GEMM.
-        origin: Where the config comes from, in words.
-        gpu: The GPU's constants.
-        names: What the caller calls A and B of the kernel.
+    `swap_ab` transposes the problem, whose groups are estimated as if they were equally large. `names`: what the caller
+    calls A and B of the kernel.
     """
     oriented, further, others = problem.T if config.swap_ab else problem, list[str](), list[Config]()
     if problem.grouping:

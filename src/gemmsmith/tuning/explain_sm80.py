@@ -17,24 +17,14 @@ from gemmsmith.tuning.stage_count import spec_for
 
 
 def estimate_sm80(problem: Problem, spec: KernelSpec) -> SgemmEstimate | None:
-    """Return the estimate of a kernel without wgmma; None if no model covers it: it must be sgemm's, on Hopper.
-
-    `problem`: the GEMM that `swap_ab` transposes.
-    """
+    """Return the estimate of a kernel without wgmma; None if no model covers it: it must be sgemm's, on Hopper."""
     if spec.config.design != "sgemm" or get_chip(spec.config.chip) != HOPPER:
         return None
     return sgemm_estimate(problem, problem.m, spec, HOPPER)
 
 
 def explain_sm80(problem: Problem, epilogue: EpilogueSpec, origin: str, spec: KernelSpec) -> str:
-    """Return the text of `plan.why`: what bounds the kernel by the model of CUDA cores; without a model, its tiles.
-
-    Args:
-        problem: The GEMM that `swap_ab` transposes.
-        epilogue: Its epilogue.
-        origin: Where the config comes from, in words.
-        spec: The kernel's spec.
-    """
+    """Return the text of `plan.why`: what bounds the kernel by the model of CUDA cores; without a model, its tiles."""
     config, chip = spec.config, get_chip(spec.config.chip)
     e = estimate_sm80(problem, spec)
     further = [groups_line(problem)] if problem.grouping else []

@@ -93,10 +93,7 @@ def _ranking(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Sequence[Config], 
 
 
 def _fitted(binding: Binding, config: Config, must_fit: bool = False) -> Config | None:
-    """Return a config as it computes groups, with as many stages as fit; None if it cannot.
-
-    `must_fit`: raise the ConfigError by which it was rejected instead.
-    """
+    """Return a config as it computes groups, with as many stages as fit; None if it cannot."""
     if config.splits != 1 or config.cluster_splits != 1:
         return None
     plain = config.replace(serpentine=False, sync_clusters=False)
@@ -118,12 +115,8 @@ def _rank(
 ) -> tuple[Config, ...]:
     """Return the configs with the least estimated time for groups of uniformly distributed sizes, best first.
 
-    Args:
-        problem: The batched product of groups of the mean size.
-        epilogue: The epilogue.
-        gpu: The GPU's constants.
-        gathers: Rows are gathered by index.
-        swap_ab: The value that all configs must have; None: any.
+    `problem`: the batched product of groups of the mean size. `gathers`: rows are gathered by index. `swap_ab`: None:
+    any.
     """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False, sms=gpu.sms)
@@ -141,7 +134,7 @@ def total_cycles(
 ) -> Array:
     """Return the estimated cycles of each config, added up over groups of SIZES sizes.
 
-    `problem` is the batched product of groups of their mean; `gathers`: rows are gathered by index.
+    `problem` is the batched product of groups of their mean.
     """
     sizes = (max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES))
     return sum((_cycles(problem, table, epilogue, gpu, size, gathers) for size in sizes), np.zeros(1))
@@ -172,10 +165,7 @@ def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: G
 
 
 def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:
-    """Return the cycles in which the L2 serves the reads of all tiles.
-
-    `table`: the configs, whose tiles are read as a whole. `partial`: the table of `_with_partial_tiles`.
-    """
+    """Return the cycles in which the L2 serves the reads of all tiles; those of `partial` are not full."""
     _, read = copied_bytes(problem, table)
     tiles_m, tiles_n = partial.grid(problem.m, problem.n)
     ctas = problem.batch * tiles_m * tiles_n * partial.cluster_shape_m * partial.cluster_shape_n

@@ -54,7 +54,6 @@ def tile_order(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> It
     """Yield the tiles (m, n), in units of clusters, in the order of TileScheduler.
 
     The order runs along dimension `raster`, "m" or "n", in groups of `raster_group` tiles of the other dimension.
-    `tiles_m`, `tiles_n`: tiles of clusters along both dimensions.
     """
     tiles_across, tiles_along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(tiles_across * tiles_along):
@@ -71,10 +70,7 @@ def cluster_tile(config: Config) -> tuple[int, int]:
 
 
 def waves(problem: Problem, config: Config, sms: int = NUM_SMS) -> Iterator[list[tuple[int, int]]]:
-    """Yield the waves: lists of the clusters' tiles (m, n) that are computed at once, in units of clusters.
-
-    `sms`: SMs of the GPU.
-    """
+    """Yield the waves: lists of the clusters' tiles (m, n) that are computed at once, in units of clusters."""
     tile_m, tile_n = cluster_tile(config)
     max_active_clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1], sms)
     order = tile_order(ceil_div(problem.m, tile_m), ceil_div(problem.n, tile_n), config.raster, config.raster_group)
@@ -83,10 +79,7 @@ def waves(problem: Problem, config: Config, sms: int = NUM_SMS) -> Iterator[list
 
 
 def wave_bytes(problem: Problem, config: Config, sms: int = NUM_SMS) -> int:
-    """Return the bytes of A, B and D of the first wave on a GPU of `sms` SMs.
-
-    `problem` is in the kernel's orientation.
-    """
+    """Return the bytes of A, B and D of the first wave of a problem in the kernel's orientation."""
     tile_m, tile_n = cluster_tile(config)
     wave = next(waves(problem, config, sms))
     rows, columns = (len(set(indices)) for indices in zip(*wave, strict=True))
@@ -112,11 +105,8 @@ def simulate_traffic(
 ) -> L2Traffic:
     """Simulate the L2 over all waves and return what a GEMM of full tiles reads.
 
-    Args:
-        problem: The problem, in the kernel's orientation.
-        config: Its config.
-        capacity: Bytes of the L2.
-        on_progress: Called after each wave with the fraction of the tiles that is done.
+    The problem is in the kernel's orientation; `capacity` in bytes. `on_progress` is called after each wave with the
+    fraction of the tiles that is done.
     """
     tile_m, tile_n = cluster_tile(config)
     tiles, done_tiles = ceil_div(problem.m, tile_m) * ceil_div(problem.n, tile_n), 0

@@ -248,11 +248,7 @@ def estimate(
 ) -> Estimate:  # fmt: skip
     """Estimate the time of every config of a table on a GPU, without packing.
 
-    Args:
-        problem: The problem, of any dtype.
-        table: The configs, as for the equivalent problem of 16-bit operands (`config_for_16bit`).
-        epilogue: The epilogue; None: the plain GEMM.
-        gpu: The GPU's constants.
+    `table`: the configs, as for the equivalent problem of 16-bit operands (`config_for_16bit`).
     """
     loads_a, problem = loads_a_fragments(problem, table.swap_ab), as_16bit_problem(problem)
     cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
@@ -295,8 +291,8 @@ def estimate(
 class _KTileCost(NamedTuple):
     """The cost of a CTA's k-tile, for each config.
 
-    `math_cycles` and `copy_cycles`: cycles if only math or copies took time; `cycles`: cycles in all. `energy_cycles`:
-    cycles in which the whole chip at 700 W draws the k-tile's energy.
+    `math_cycles` and `copy_cycles`: if only math or copies took time. `energy_cycles`: cycles in which the whole chip
+    at 700 W draws the k-tile's energy.
     """
 
     math_cycles: Array
@@ -318,11 +314,8 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
 def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: float) -> _KTileCost:
     """Return the cost of a k-tile of each config.
 
-    Args:
-        problem: The problem of 16-bit operands.
-        table: The configs.
-        loads_a: For each config, whether threads load the fragments of A, since wgmma needs such an A in registers.
-        latency: Cycles until a k-tile's load is complete, of which all stages but one are in flight.
+    `problem`: of 16-bit operands. `loads_a`: whether threads load the fragments of A, since wgmma needs such an A in
+    registers. `latency`: cycles until a k-tile's load is complete, of which all stages but one are in flight.
     """
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
@@ -416,15 +409,8 @@ def _schedule_waves(
 ) -> tuple[_Waves, _Waves, Array]:
     """Return (work in full waves, work in the last wave, cycles of the split-K or stream-K reduction).
 
-    With split-K and stream-K through global memory all work counts as full waves, since it is divided evenly.
-
-    Args:
-        table: The configs.
-        tiles: Tiles of all clusters, for each config.
-        k_tiles: k-tiles of a tile.
-        k_tile_cycles: Cycles of a k-tile.
-        store: Cycles of a tile's epilogue.
-        functions: Cycles of the epilogue's functions alone.
+    With split-K and stream-K through global memory all work counts as full waves, since it is divided evenly. `tiles`:
+    of all clusters. `k_tiles`: of a tile. `store`: cycles of a tile's epilogue; `functions`: of its functions alone.
     """
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
@@ -486,13 +472,8 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
 def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
     """Return (bytes of a k-tile of an (M or N) x K operand, factor by which its reads from the L2 are slower).
 
-    Reads are slower if rows do not begin at multiples of L2 lines. Rows of an MN-major tile run along
-    `width`, begin at multiples of it, and are read in whole lines.
-
-    Args:
-        operand: The operand.
-        width: Rows of M or N of the tile, for each config.
-        k: Elements of K of the tile, for each config.
+    Reads are slower if rows do not begin at multiples of L2 lines. Rows of an MN-major tile run along `width`, begin at
+    multiples of it, and are read in whole lines.
     """
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
     unaligned = np.array(pitch % LINE_BYTES > 0, float)

@@ -25,7 +25,7 @@ def packing_us(packing: Packing) -> float:
 
 
 def packing_cycles(problem: Problem, swap_ab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the cycles of packing the operands, for each config: `swap_ab` is an array of bools.
+    """Return the cycles of packing the operands, for each config.
 
     They depend on it since TF32 needs a packed copy of an MN-major operand only if it is the kernel's B.
     """
@@ -43,10 +43,7 @@ def packs_needlessly(config: Config, problem: Problem) -> bool:
 
 
 def loads_a_fragments(problem: Problem, swap_ab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return for each config whether threads load A's fragments: with TF32, if the kernel's A is MN-major.
-
-    `swap_ab`: an array of bools, for each config whether the kernel's A is B.
-    """
+    """Return for each config whether threads load A's fragments: with TF32, if the kernel's A is MN-major."""
     if problem.a.dtype.bits < 32 or problem.promoted:
         return np.zeros(len(swap_ab), bool)
     straight, swapped = (operand_major(with_packed_operands(p).a) == "MN" for p in (problem, problem.T))

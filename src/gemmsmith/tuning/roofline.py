@@ -64,10 +64,7 @@ class Roofline:
 
 
 def compute_roofline(lines: Iterable[Count], nbytes: int) -> Roofline:
-    """Return the roofline of a kernel.
-
-    `lines`: its counts by source line. `nbytes`: bytes of its operands and results, which DRAM moves once at least.
-    """
+    """Return the roofline of a kernel."""
     costs = [(line, _us_by_resource(line)) for line in lines]
     us = {name: math.fsum(cost[name] for _, cost in costs) for name in RESOURCES}
     us["DRAM"] = nbytes / (H200.dram_bytes_per_cycle * SM_CLOCK_MHZ)
@@ -78,8 +75,7 @@ def compute_roofline(lines: Iterable[Count], nbytes: int) -> Roofline:
 def _us_by_resource(x: Count) -> dict[str, float]:
     """Return how many microseconds each resource takes for a source line's counts, at its peak rate.
 
-    DRAM is 0: its time is that of the whole kernel's bytes. The docstring of the module says which resource serves
-    which accesses.
+    DRAM is 0: its time is that of the whole kernel's bytes.
     """
     cycle = 1 / (NUM_SMS * SM_CLOCK_MHZ)
     by_tma = x.instruction.startswith("tma")

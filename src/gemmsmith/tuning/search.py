@@ -49,15 +49,11 @@ class Measured(NamedTuple):
 
 
 def steady_state_us(replay: Callable[[int], float], microseconds: float, flops: float) -> float:
-    """Return the mean time of one replay, in microseconds.
+    """Return the mean time of one replay, in microseconds, over replays of about `microseconds` in total.
 
-    A GEMM of MIN_WARMUP_FLOPS or more runs as long before as it is measured: it may be limited by power, and the chip
-    reaches its clock at the power limit only after a while.
-
-    Args:
-        replay: `replay(n)` runs n replays (of a CUDA graph) and returns the microseconds that they take together.
-        microseconds: The total time that the measured replays take, about.
-        flops: FLOPs of the GEMM that is measured.
+    `replay(n)` runs n replays (of a CUDA graph) and returns the microseconds that they take together. A GEMM of
+    MIN_WARMUP_FLOPS or more runs as long before as it is measured: it may be limited by power, and the chip reaches its
+    clock at the power limit only after a while.
     """
     repeats = max(2, round(microseconds / replay(1)))
     if flops >= MIN_WARMUP_FLOPS:
@@ -78,13 +74,9 @@ def successive_halving(
     configs that were measured: those that reached the last round, fastest first, then those that were dropped before
     it, and so on.
 
-    Args:
-        configs: The configs.
-        measure: `measure(config, us)` times calls for about `us` microseconds and returns the microseconds per call; a
-            config for which it raises is left out.
-        rounds: (Configs, microseconds per config) of each round, as in HALVING_ROUNDS.
-        on_progress: Called after every measurement.
-        kept: A config that reaches the last round, however slow it is.
+    `measure(config, us)` times calls for about `us` microseconds and returns the microseconds per call; a config for
+    which it raises is left out. `rounds`: as HALVING_ROUNDS. `on_progress` is called after every measurement. `kept`
+    reaches the last round, however slow it is.
     """
     remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
     for count, same in groupby(rounds, key=lambda x: x[0]):
@@ -114,8 +106,7 @@ def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], No
     """Compile kernels into the cubin cache, in processes of their own; those that are there already are left out.
 
     A kernel is (source, name), for Hopper, or (source, name, architecture). NVRTC compiles one kernel at a time in a
-    process. `on_progress` is called after each kernel. A process that fails is no error: its kernels are compiled when
-    they are loaded.
+    process. A process that fails is no error: its kernels are compiled when they are loaded.
     """
     complete = dict.fromkeys((*kernel, HOPPER.target)[:3] for kernel in kernels)
     missing = [kernel for kernel in complete if not is_cached(kernel[0], kernel[2])]
@@ -151,13 +142,8 @@ def tune(
 ) -> list[Measured]:
     """Measure the `max_configs` configs that the model ranks first, save the fastest, and return all, fastest first.
 
-    See `gemmsmith.tune`. The operands that are measured exceed the L2.
-
-    Args:
-        request: The GEMM, without an epilogue.
-        make_plan: Returns the PlannedGemm of a request.
-        max_configs: Configs that are measured.
-        on_progress: Called with "compile" or "measure" after each of these steps.
+    See `gemmsmith.tune`. The request has no epilogue. The operands that are measured exceed the L2. `on_progress` is
+    called with "compile" or "measure" after each of these steps.
     """
     from gemmsmith.backends.cuda import driver, kernel_loader
 
@@ -264,20 +250,14 @@ class _Bench:
 
 
 def random_sets(a: Spec, b: Spec, output: DType, stream: int) -> list[dict[str, Any]]:
-    """Return sets of A, B and D with random values, which exceed the L2 together, so that each GEMM reads from DRAM.
-
-    `a`, `b`: shapes and layouts. `output`: D's dtype. `stream`: the stream that they are used on.
-    """
+    """Return sets of A, B and D with random values, which exceed the L2 together, so that each GEMM reads from DRAM."""
     specs = {"a": a, "b": b, "out": Spec((a.shape[0], b.shape[1]), output)}
     size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in specs.values())
     return [random_device_arrays(specs, stream) for _ in range(max(2, ceil_div(2 * L2_BYTES, max(size, 1))))]
 
 
 def random_device_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, Any]:
-    """Return arrays on the current device with these shapes and layouts, and random values, by name.
-
-    `stream`: the stream that they are used on.
-    """
+    """Return arrays on the current device with these shapes and layouts, and random values, by name."""
     return {name: _filled(s, _pattern(s.dtype), stream) for name, s in specs.items()}
 
 
@@ -291,10 +271,7 @@ def _pattern(dtype: DType) -> Any:
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:
-    """Return a device array of the spec's shape and layout whose memory repeats the numpy array `pattern`.
-
-    `stream`: handle of the CUDA stream that uses it.
-    """
+    """Return a device array of the spec's shape and layout whose memory repeats the numpy array `pattern`."""
     from gemmsmith.backends.cuda.memory import DeviceArray
 
     itemsize = spec.dtype.bytes

@@ -46,13 +46,10 @@ def fit_stages(spec: KernelSpec) -> Config:
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
-    """Return the kernel spec of a config for a problem, and for an epilogue (None: the plain GEMM).
+    """Return the kernel spec of a config for a problem and an epilogue; ConfigError if they do not suit each other.
 
     With `swap_ab` it is that of the transposed problem and epilogue. Without the caller's arrays, the transposed
     epilogue is a guess (`transposed_epilogue`).
-
-    Raises:
-        ConfigError: The config does not suit the problem.
     """
     if config.swap_ab:
         problem, epilogue = problem.T, transposed_epilogue(epilogue) if epilogue else None

@@ -109,7 +109,7 @@ def _next_entry(entries: list[Entry], problem: Problem, gpu: Gpu) -> Entry | Non
     """Return the entry with the next M that is not smaller, its config adapted to the problem.
 
     None if that M is more than twice the problem's (and more than SHARED_ENTRY_MAX_M), or if the config does not suit
-    the problem. `entries` are in ascending M.
+    the problem. `entries`: in ascending M.
     """
     next_index = bisect_left(entries, problem.m, key=lambda entry: entry.m)
     if next_index == len(entries) or entries[next_index].m > max(2 * problem.m, SHARED_ENTRY_MAX_M):
@@ -124,8 +124,8 @@ def serve(
 ) -> Config | None:  # fmt: skip
     """Adapt a config that was measured with `measured_m` rows to a problem with as many, or others.
 
-    None if it cannot compute the problem, or if the model expects that its time, relative to the model's own choice,
-    grows by more than MAX_MODEL_SLOWDOWN from that M to this one: tiles of a wave, or rows of a tile, may be others.
+    None if it cannot compute it, or if the model expects that its time, relative to the model's own choice, grows by
+    more than MAX_MODEL_SLOWDOWN from that M to this one: tiles of a wave, or rows of a tile, may be others.
     """
     if not covers_config(config):
         return config

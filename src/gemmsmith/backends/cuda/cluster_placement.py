@@ -44,14 +44,8 @@ def cluster_permutation(device: int, cluster: int, resident: int, clusters: int)
     """Return each launched cluster's position in the order of the tiles: adjacent ones for clusters of one GPC.
 
     It has MAX_CLUSTERS entries; it is the identity if the device cannot be probed, or if more clusters are launched
-    than run at once. The first call for a device, `cluster` and `resident` runs the probe, so the device must be
-    current, and no stream may be being captured.
-
-    Args:
-        device: CUDA's device number.
-        cluster: CTAs per cluster.
-        resident: Clusters that run at once with one CTA per SM.
-        clusters: Clusters that are launched.
+    than are `resident` at once, with one CTA per SM. The first call for a device, `cluster` (CTAs) and `resident` runs
+    the probe, so the device must be current, and no stream may be being captured.
     """
     gpcs = _gpc_of_cluster(device, cluster, resident)
     positions = np.arange(MAX_CLUSTERS)
@@ -64,7 +58,7 @@ def cluster_permutation(device: int, cluster: int, resident: int, clusters: int)
 def _gpc_of_cluster(device: int, cluster: int, resident: int) -> Array:
     """Return the GPC of each of `resident` clusters, by its index in the grid; empty if the device cannot be probed.
 
-    A cluster runs on one GPC, so the SM of its first CTA suffices. `cluster`: CTAs per cluster.
+    A cluster runs on one GPC, so the SM of its first CTA suffices.
     """
     try:
         return np.asarray(_gpc_of_sm(device)[_probe_sms(device, cluster, resident)[::cluster]])

@@ -96,10 +96,9 @@ def nvrtc_version() -> str:
 def compile_source(
     source: str, name: str, target: str = HOPPER.target, *, cache: bool = True, line_info: bool = False
 ) -> Compiled:
-    """Return the compiled `extern "C"` kernel `name`, from the cache if it is there. Raises CompileError.
+    """Return the compiled `extern "C"` kernel `name` for an architecture such as "sm_90a". Raises CompileError.
 
-    `target`: architecture, such as "sm_90a". `cache`: whether to read and write the cache on disk. `line_info`: compile
-    with line information.
+    `cache`: whether to read and write the cache on disk.
     """
     if cache and (found := find_compiled(source, name, target, line_info=line_info)):
         _LOGGER.debug("read %s for %s from the cache folder", name, target)
@@ -129,10 +128,7 @@ def _cache_key(source: str, target: str, line_info: bool = False) -> str:
 
 
 def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, line_info: bool = False) -> str:
-    """Return the PTX of the kernel `name`. Raises CompileError.
-
-    `target`: architecture, such as "sm_90a". `line_info`: with line information.
-    """
+    """Return the PTX of the kernel `name`. Raises CompileError."""
     return _compile(source, name, target, "ptx", line_info)[0].decode().rstrip("\0")
 
 

@@ -45,11 +45,7 @@ def device_count() -> int:
 
 
 def check(result: tuple[Any, ...], call: str = "") -> Any:
-    """Return what a driver call returned besides its error code: one value, or a tuple of several.
-
-    `result`: the call's, which begins with the error code. Raises DeviceError with the error's name and `call`, the
-    call's name in messages.
-    """
+    """Return what a driver call returned after its error code: one value, or a tuple of several. Raises DeviceError."""
     if int(result[0]):
         raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {call}" if call else ""))
     return result[1] if len(result) == 2 else result[1:]
@@ -144,10 +140,7 @@ DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
 
 
 def load_function(image: bytes, name: str, shared_bytes: int) -> Any:
-    """Load a cubin or PTX on the current device, and return its kernel `name`. Raises DeviceError.
-
-    `shared_bytes`: the dynamic shared memory that the kernel is launched with.
-    """
+    """Load a cubin or PTX on the current device, and return its kernel `name`. Raises DeviceError."""
     cu = bindings()
     module = check(cu.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
     function = check(cu.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")

@@ -85,7 +85,7 @@ class FlagPool:
     def free(self, graphs: bool) -> int:
         """Wait for the device, free the flags of all streams, and return the bytes freed.
 
-        `graphs`: free those of captured launches, too; their graphs may not be launched afterwards.
+        With `graphs` those of captured launches, too; their graphs may not be launched afterwards.
         """
         with self.lock, device_guard(self.device):
             check(bindings().cuCtxSynchronize(), "cuCtxSynchronize")
@@ -105,10 +105,7 @@ def pool_of(device: int) -> FlagPool:
 
 
 def free_flags(graphs: bool) -> int:
-    """Free the flags on all devices and return the bytes freed. Raises DeviceError.
-
-    `graphs`: free those of launches captured into CUDA graphs, too, as in `gemmsmith.free_memory`.
-    """
+    """Free the flags on all devices and return the bytes freed. Raises DeviceError."""
     return sum(pool.free(graphs) for pool in list(_POOLS.values()))
 
 

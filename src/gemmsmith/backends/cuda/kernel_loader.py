@@ -58,19 +58,13 @@ class LoadedKernel:
         self._pdl_configs = threading.local()  # one CUlaunchConfig per thread: making one costs as much as a launch
 
     def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
-        """Return the cluster permutation of a grid of `clusters` clusters: neighboring tiles go to clusters of one GPC.
-
-        See `cluster_placement.cluster_permutation`.
-        """
+        """Return the permutation of `clusters` clusters by which neighboring tiles go to clusters of one GPC."""
         # The probe runs one CTA per SM, so it places no more than sm_count CTAs.
         resident = min(self.max_active_clusters(), device_attributes(self.device).sm_count // self.cluster[0])
         return cluster_permutation(self.device, self.cluster[0], resident, clusters)
 
     def max_active_clusters(self) -> int:
-        """Return how many clusters are resident on the device at once, from the driver.
-
-        Raises DeviceError if none is.
-        """
+        """Return how many clusters are resident on the device at once, by the driver; DeviceError if none is."""
         if not self._max_active_clusters:
             self._max_active_clusters = _query_max_active_clusters(self)
             if not self._max_active_clusters:
@@ -83,12 +77,9 @@ class LoadedKernel:
     def launch(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
         """Launch the kernel. Raises DeviceError.
 
-        Args:
-            grid: Number of CTAs.
-            arguments: Host address of an array of pointers to the arguments, as cuLaunchKernel takes it.
-            stream: Handle of the stream.
-            pdl: Programmatic dependent launch: the kernel may start while the stream's previous one runs, and executes
-                griddepcontrol.wait before it accesses memory.
+        `grid`: CTAs. `arguments`: host address of an array of pointers to the arguments, as cuLaunchKernel takes it.
+        `pdl`: programmatic dependent launch: the kernel may start while the stream's previous one runs, and executes
+        griddepcontrol.wait before it accesses memory.
         """
         if stream in COLLECTED:
             return COLLECTED[stream].add(self.function, grid, self.threads, self.shared_bytes, arguments, pdl)

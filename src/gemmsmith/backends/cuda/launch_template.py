@@ -96,8 +96,7 @@ class LaunchTemplate:
     def _fill(self, block: Any, address: int, addresses: Mapping[str, Any]) -> list[Any]:
         """Write the addresses, numbers and pointers to tensor maps of a call into a block.
 
-        Returns the encoded tensor maps, which the caller keeps alive while the block points to them. `address`: the
-        block's.
+        Returns the encoded tensor maps, which the caller keeps alive while the block points to them.
         """
         maps = []
         for entry, name, offset in self._addresses:

@@ -64,7 +64,6 @@ def _dominators(successors: Sequence[Sequence[int]]) -> list[int]:
     """Return the dominators of each instruction: those that every path from instruction 0 to it passes, and itself.
 
     They are the set bits of an int: bit i is instruction i. An instruction that no path reaches has -1, all bits.
-    `successors`: as in `find_loops`.
     """
     masks, changed = [1] + [-1] * (len(successors) - 1), True
     while changed:
@@ -130,7 +129,7 @@ class Listing:
 
 
 def build_listing(kernel: Kernel, code: Code) -> Listing:
-    """Return the listing of a kernel's PTX or SASS, by `code`. Raises CompileError.
+    """Return the listing of a kernel's PTX or SASS. Raises CompileError.
 
     It is compiled with line information, which does not change the machine code.
     """
@@ -169,10 +168,7 @@ def _copy_locations_from_ptx(instructions: list[ListedInstruction], ptx: Listing
 def _make_instruction(
     code: Code, address: str, label: str, text: str, file: str, line_number: int
 ) -> ListedInstruction:
-    """Return the instruction of a line `text`, which may begin with its predicate.
-
-    `file`, `line_number`: where it comes from; the location is None if that is the CUDA file (.cu), not Python.
-    """
+    """Return the instruction of a line `text`; its location is None if `file` is the CUDA file (.cu), not Python."""
     guard, text = re.fullmatch(r"(@\S+)?\s*(.*)", text).groups("")  # type: ignore[union-attr]
     location = None if file.endswith(".cu") else SourceLocation(file, line_number)
     return ListedInstruction(address, label, guard, text, classify(code, text), location)

@@ -10,10 +10,7 @@ from gemmsmith.backends.cuda.driver import check
 
 
 class DeviceArray:
-    """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object.
-
-    `stream`: the stream on which it is used; 0 is the default stream.
-    """
+    """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object."""
 
     def __init__(
         self, nbytes: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, stream: int = 0
@@ -73,10 +70,7 @@ class DeviceArray:
 
 
 class DeviceView(DeviceArray):
-    """An array in memory that another object owns, which the view keeps alive; used on a stream of its own.
-
-    `strides`: in bytes. `stream`: the stream on which it is used.
-    """
+    """An array in memory that another object owns, which the view keeps alive; used on a stream of its own."""
 
     def __init__(
         self, owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, stream: int

@@ -33,13 +33,9 @@ def pointer_values(arguments: Arguments) -> dict[str, Any]:
 class BoundLaunches:
     """The launches of a GEMM for all arrays with the dtypes, shapes and strides of `arguments`.
 
-    Everything but the addresses is prepared once.
-
-    Args:
-        launches: What to launch.
-        arguments: Arrays and numbers by Pointer name.
-        like: An array of the library, and on the device, that allocates results and workspace.
-        unallocated_results: The results, by name, for which calls pass no array.
+    Everything but the addresses is prepared once. `arguments`: arrays and numbers by Pointer name. `like`: an array of
+    the library, and on the device, that allocates results and workspace. `unallocated_results`: those for which calls
+    pass no array.
     """
 
     def __init__(
@@ -61,10 +57,7 @@ class BoundLaunches:
         self._arguments = arguments
 
     def for_one_call(self) -> BoundLaunches:
-        """Return a copy with argument blocks of its own, for one place in a program.
-
-        See `LaunchTemplate.for_one_call`.
-        """
+        """Return a copy with argument blocks of its own, for one place in a program."""
         launches = copy(self)
         launches.launches = [x.for_one_call() for x in self.launches]
         return launches
@@ -96,7 +89,6 @@ class BoundLaunches:
         """Return whether the memory of no output that the caller passed overlaps that of another argument.
 
         Byte ranges are compared. Arrays at the distance of those that were bound pass: `bind` compared their elements.
-        `addresses`: by Pointer name.
         """
         for output, name, low, high, bound in self._overlap_checks:  # all() takes three times as long
             if low < addresses[name] - addresses[output] < high and addresses[name] - addresses[output] != bound:
@@ -114,10 +106,7 @@ class BoundLaunches:
         return empty_like_kind(like, (self.workspace_bytes // 2,), BF16, (1,))
 
     def run(self, addresses: dict[str, Any], like: Any, workspace: Any = None) -> list[Any]:
-        """Allocate the results for which the caller passed no array, launch, and return these results.
-
-        `addresses`, `like`, `workspace`: as in `launch`.
-        """
+        """Allocate the results for which the caller passed no array, launch, and return these results."""
         empty, address, results = self._arrays.empty, self._arrays.address, []
         for _, pointer, layout in self.unallocated_results:
             results.append(array := empty(like, *layout))
@@ -128,11 +117,8 @@ class BoundLaunches:
     def launch(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
         """Launch all kernels.
 
-        Args:
-            addresses: Addresses and numbers by Pointer name; modified.
-            like: An array of the library whose current stream is used, and which allocates a workspace.
-            workspace: Scratch memory on the device, or None to allocate it if it is needed.
-            stream: Handle of a stream to launch on instead of the library's current one.
+        `addresses`: addresses and numbers by Pointer name; modified. `like`: an array of the library whose current
+        stream is used unless a `stream` is given, and which allocates a `workspace` if None is given and it is needed.
         """
         if stream is None:
             stream = self._arrays.stream(like)
@@ -165,24 +151,13 @@ class PreparedRun:
     """A run bound to fixed arrays, replayed as a CUDA graph on the current stream of `like`'s library.
 
     While that stream is being captured, the launches themselves are captured instead, with the caller's workspace or
-    one allocated in the capture.
-
-    Args:
-        launches: What to launch.
-        arguments: Arrays and numbers by Pointer name.
-        like: An array of the library that has the stream.
-        workspace: The caller's workspace, or None to allocate one.
-        results: What a call returns.
-        keepalive: Further objects that must not be freed.
+    one allocated in the capture. `keepalive`: further objects that must not be freed.
     """
 
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, results: Any, keepalive: Any
     ) -> None:
-        """Capture the launches into a CUDA graph.
-
-        Raises DeviceError if the current stream is being captured already.
-        """
+        """Capture the launches into a CUDA graph. Raises DeviceError if the stream is being captured already."""
         self._array, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
         self._device, self._addresses = describe(like).device_index, pointer_values(arguments)
         with kernel_loader.device_guard(self._device):
@@ -219,9 +194,8 @@ class PreparedRun:
 def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool) -> LaunchTemplate:
     """Return the template of a launch on a device, which is current; loads the kernel at its first use there.
 
-    A persistent kernel gets at most as many clusters as are resident at once. `stream`: that of the call; if it is
-    being captured, no kernel can be loaded. `pdl`: the kernel may start before the stream's previous one has finished,
-    and waits for its results by griddepcontrol.wait.
+    A persistent kernel gets at most as many clusters as are resident at once. If `stream` is being captured, no kernel
+    can be loaded. `pdl`: see `LoadedKernel.launch`.
     """
     kernel = launch.kernel
     loaded = kernel_loader.load_kernel(kernel, device, stream)
@@ -238,10 +212,9 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
 
 
 def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
-    """Return the address of the caller's workspace.
+    """Return the address of the caller's workspace, which must be contiguous on the device. Raises ArgumentError.
 
-    Raises ArgumentError unless it is contiguous on the device, and fits. It fits with at least `required_bytes` bytes
-    at a multiple of 16.
+    It fits with at least `required_bytes` bytes at a multiple of 16.
     """
     if hasattr(workspace, "data_ptr"):
         if workspace.get_device() != device or not workspace.is_contiguous():

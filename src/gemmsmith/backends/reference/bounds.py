@@ -141,22 +141,10 @@ def check(
 ) -> Report:  # fmt: skip
     """Compare `out` with a @ b, with the bounds described in the module's docstring.
 
-    Needs about 400 MB in addition to float64 copies of one batch's operands.
-
-    Args:
-        out: (m, n) or (batch, m, n), of `out_dtype`.
-        a: (m, k) or (batch, m, k); bf16, fp16, fp8, int8, or fp32, which is read as TF32. A batch of 1 is broadcast.
-        b: (k, n) or (batch, k, n), of the same dtypes.
-        accumulator_dtype: fp32, fp16 or int32.
-        out_dtype: The dtype of `out`.
-        zero_mean: Whether the elements of a or of b are independent with mean zero; the norm's bound is then tighter.
-        promoted: Whether sums are promoted, as in `gemm`; for fp32 operands: whether they are those of 3xTF32.
-        scale_a: Scales of a, as in `gemm`.
-        scale_b: Scales of b, as in `gemm`.
-        on_cuda_cores: Whether fp32 operands are multiplied in fp32, not as TF32.
-
-    Raises:
-        ArgumentError: If a shape or dtype does not match.
+    Needs about 400 MB in addition to float64 copies of one batch's operands. Shapes and scales are those of `gemm`;
+    dtypes are the arrays' own, but fp32 operands are multiplied as TF32, unless `on_cuda_cores`. `zero_mean`: whether
+    the elements of a or of b are independent with mean zero; the norm's bound is then tighter. `promoted`: whether sums
+    are promoted; for fp32 operands, whether they are those of 3xTF32. Raises ArgumentError.
     """
     if accumulator_dtype not in STEP_UNDERFLOW_ERROR:
         raise ArgumentError(f"accumulate: got {accumulator_dtype}; use fp32, fp16 or int32")
@@ -217,7 +205,7 @@ class Factors(NamedTuple):
         """Return the factors of P: absolute values, with subnormals raised to the smallest normal.
 
         The hardware aligns products of subnormals as if they had the smallest normal's exponent, so their errors are as
-        large. `a_normal`, `b_normal`: the smallest normal of a's and of b's dtype.
+        large.
         """
         return self.map(np.abs)._replace(a=_raise_subnormals(self.a, a_normal), b=_raise_subnormals(self.b, b_normal))
 
@@ -239,7 +227,6 @@ class _ErrorAccumulator:
     def __init__(
         self, steps: int, step: float, accumulator_dtype: DType, out_dtype: DType, zero_mean: bool, sums: int
     ) -> None:
-        """Compute the constants of the bounds: `c`, `tiny`, and u of the module's docstring, and the ranges."""
         self.c = math.expm1(steps * math.log1p(step) + sums * math.log1p(FP32.roundoff))
         self.tiny = steps * STEP_UNDERFLOW_ERROR[accumulator_dtype] * (1 + self.c)
         self.wraps = out_dtype == INT32
@@ -254,11 +241,7 @@ class _ErrorAccumulator:
     def update(self, out: Array, factors: Factors, normal: tuple[float, float], origin: tuple[int, ...]) -> None:
         """Add the errors of a panel of D.
 
-        Args:
-            out: The panel's elements.
-            factors: The operands of the panel.
-            normal: The smallest normals of a's and b's dtypes.
-            origin: The index in D of the panel's first element.
+        `normal`: the smallest normals of a's and b's dtypes. `origin`: the index in D of the panel's first element.
         """
         if not out.size:
             return
@@ -321,10 +304,7 @@ def _raise_subnormals(x: Array, smallest_normal: float) -> Array:
 
 
 def _expand_scales(scale: Array | None, rows: int, k: int) -> Array:
-    """Return a scale of any shape that `gemm` accepts as (..., rows, blocks of 128 of k); ones for None.
-
-    `rows`, `k`: the shape of the operand.
-    """
+    """Return a scale of any shape that `gemm` accepts as (..., rows, blocks of 128 of k); ones for None."""
     x = np.ones((1, 1)) if scale is None else np.asarray(scale, np.float64)
     x = x.reshape(1, 1) if x.ndim < 2 else x
     if x.shape[-2] not in (1, rows):  # one per 128 rows

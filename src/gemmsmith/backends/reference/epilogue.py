@@ -20,15 +20,9 @@ def execute(
 ) -> dict[str, Array]:  # fmt: skip
     """Return the results by name, in float64; quantized results hold the values that are stored.
 
-    Only casts and quantization round.
-
-    Args:
-        graph: The epilogue.
-        accumulator: A @ B, (m, n) or (batch, m, n), float64.
-        operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); after a GLU gate, which
-            halves n, against (m, n / 2).
-        group_index: The index of each row's group, an array that broadcasts likewise.
-        reduce: Computes reductions instead of `reduced`, with its arguments.
+    Only casts and quantization round. `accumulator`: (m, n) or (batch, m, n), float64. `operands`: numbers, or arrays
+    that broadcast against it, columns as (m, 1); after a GLU gate, which halves n, against (m, n / 2). `group_index`:
+    that of each row's group, an array that broadcasts likewise. `reduce`: called instead of `reduced`.
     """
     with np.errstate(all="ignore"):
         values = _NumpyArrays(graph, accumulator, operands, group_index, reduce or reduced).compute()

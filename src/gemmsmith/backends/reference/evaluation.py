@@ -75,7 +75,6 @@ class Evaluation:
     def _execute_groups(
         self, graph: EpilogueGraph, grouping: Grouping, accumulator: Array, results: Mapping[str, Array]
     ) -> None:
-        """Compute the epilogue of a grouped GEMM, and store the rows of the groups."""
         groups, operands = list(self.groups), self.operands
         index: Any = np.arange(len(groups))[:, None, None]
         reduce = partial(reduced_by_group, grouping, groups) if grouping.clips_rows else None
@@ -115,14 +114,10 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Return the product of a GEMM, computed in float64.
 
-    Args:
-        graph: The epilogue, whose operands are read.
-        mma: The instruction that kernels multiply with, which determines how operands are read.
-        arguments: Arrays on the CPU and numbers, by their Pointers' names.
-        scale_granularity: For each operand with block scales, the rows (columns, for b) that one scale covers.
-        is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
-        grouping: The groups of a grouped GEMM.
-        deterministic: Whether scattered rows are stored; otherwise they are added to the result.
+    `graph`: the epilogue, whose operands are read. `mma` determines how the operands are read. `arguments`: arrays on
+    the CPU and numbers, by their Pointers' names. `scale_granularity`: for each operand with block scales, the rows
+    (columns, for b) that one scale covers. With `is_3xtf32` operands are not truncated to TF32. Unless `deterministic`,
+    scattered rows are added to the result.
     """
     scale_arguments = {role: operand_argument(name) for role, name in SCALE_NAMES.items()}
     results = {result_argument(r.name) for r in graph.results}

@@ -20,11 +20,8 @@ Multiply = Callable[[Array, Array, Array | None, Array | None], Array]
 def group_slices(grouping: Grouping, table: Array, extent: int, end_multiple: int = 1) -> list[slice] | None:
     """Return the rows (or elements of K) of each group; None if the table is invalid.
 
-    Args:
-        grouping: What the table holds.
-        table: int32, one entry per group: the end of each group, or its size.
-        extent: Rows (or K) that are divided; in a masked GEMM, the rows of each group's own matrix.
-        end_multiple: The number of which each group's end must be a multiple.
+    `table`: int32, the end of each group, or its size. `extent`: rows (or K) that are divided; in a masked GEMM, the
+    rows of each group's own matrix. Each group's end must be a multiple of `end_multiple`.
     """
     sizes: Any = np.diff(table.astype(np.int64), prepend=0) if grouping.table == "offsets" else table.astype(np.int64)
     ends = sizes if grouping.is_masked else sizes.cumsum()
@@ -43,14 +40,8 @@ def accumulate(
 ) -> Array:  # fmt: skip
     """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group.
 
-    Args:
-        grouping: How the operands are divided.
-        groups: The rows, or the elements of K, of each group.
-        multiply: Computes the product of one group.
-        a: (m, k), or (groups, m, k) if masked.
-        b: (groups, k, n), or (k, n) if the groups divide K.
-        scale_a: Scales of a, or None.
-        scale_b: Scales of b, or None.
+    `a`: (m, k), or (groups, m, k) if masked. `b`: (groups, k, n), or (k, n) if the groups divide K. `multiply` computes
+    one group's product.
     """
     count, m, n = len(groups), a.shape[-2], b.shape[-1]
     accumulator = np.zeros((count, m, n) if grouping.has_batch else (m, n))
@@ -91,10 +82,7 @@ def gathered(x: Any, indices: Array, rows: int | None = None) -> Any:
 
 
 def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operands, with those of shape (groups, 1, n) repeated to one row per row of the product (m, n).
-
-    `groups`: the rows of each group.
-    """
+    """Return the operands, with those of shape (groups, 1, n) repeated to one row per row of the product (m, n)."""
     group_of_row = np.repeat(np.arange(len(groups)), [x.stop - x.start for x in groups])
     return {name: x[group_of_row, 0] if np.ndim(x) == 3 else x for name, x in operands.items()}
 
@@ -102,7 +90,7 @@ def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
 def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
     """Return a reduction of x, (m, n) or (groups, m, n), over the rows of the groups; rows of no group are zero.
 
-    A reduction along M has one result per group. `kind`, `axis`: as in `epilogue.reduced`.
+    A reduction along M has one result per group.
     """
     parts = group_rows(grouping, groups)
     if "m" in axis:

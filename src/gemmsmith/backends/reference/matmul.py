@@ -18,21 +18,11 @@ ROWS_PER_MATMUL = 64
 
 
 def matmul_float64(a: Array, b: Array) -> Array:
-    """Return A @ B in float64; batches broadcast.
+    """Return A @ B in float64, (..., m, n), of floats or int8; batches broadcast.
 
     Products of elements are exact or rounded once, and sums of int8 products are exact. The error of a sum of k
     products is at most k * 2^-53 * (|A| |B|). A row's sums do not depend on the other rows. NaN and Inf propagate as
-    IEEE 754 specifies; k = 0 yields zeros.
-
-    Args:
-        a: (..., m, k), of any float dtype or int8.
-        b: (..., k, n), of any float dtype or int8.
-
-    Returns:
-        (..., m, n), float64.
-
-    Raises:
-        ArgumentError: If the shapes do not match.
+    IEEE 754 specifies; k = 0 yields zeros. Raises ArgumentError if the shapes do not match.
     """
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ArgumentError(f"a, b: got shapes {a.shape} and {b.shape}; use (..., m, k) and (..., k, n)")
@@ -75,15 +65,10 @@ def alternating_scales(scales: Array, columns: int) -> Array:
 
 
 def blockwise_scaled_matmul(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
-    """Return A @ B in float64 with block scales.
+    """Return A @ B in float64 with block scales: the sum of the products of blocks of 128 of k times their scales.
 
-    It is the sum, over blocks of 128 of k, of the block's product times its scales.
-
-    Args:
-        a: (..., m, k).
-        b: (..., k, n).
-        scale_a: (..., m, k/128) or (..., m/128, k/128), rounded up; None for ones.
-        scale_b: (..., k/128, n) or (..., k/128, n/128), rounded up; None for ones.
+    `scale_a`: (..., m, k/128) or (..., m/128, k/128), rounded up; `scale_b`: (..., k/128, n) or (..., k/128, n/128);
+    None for ones.
     """
     total = matmul_float64(a[..., :0], b[..., :0, :])
     for block, first in enumerate(range(0, a.shape[-1], SCALE_BLOCK)):

@@ -21,7 +21,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
     """Return (values, scales) of an array (..., m, k).
 
     `recipe`: what one scale covers: "tensor", "rows" (a row), "1x128" or "128x128" (a block of rows x columns).
-    `dtype`: of the values. `scale_dtype`: fp32, or ue8m0 for powers of two.
+    `scale_dtype`: fp32, or ue8m0 for powers of two.
     """
     *batch, m, k = x.shape
     wide = x.astype(np.float32)
@@ -49,17 +49,8 @@ def quantize_groups(
 ) -> None:  # fmt: skip
     """Quantize the transpose of x (m, n), with a scale for each block of 128 of m.
 
-    The rows of each group are padded with zeros to whole blocks.
-
-    Args:
-        x: (m, n).
-        table: The int32 table of the groups.
-        grouping: What the table holds.
-        dtype: Of the values.
-        scale_dtype: fp32, or ue8m0 for powers of two.
-        values: Output (n, padded m).
-        scales: Output (n, padded m / 128).
-        ends: Output (groups,): where each padded group ends; -1 if the table is invalid.
+    The rows of each group are padded with zeros to whole blocks. `table`: int32. Outputs: `values` (n, padded m),
+    `scales` (n, padded m / 128), and `ends` (groups,): where each padded group ends; -1 if the table is invalid.
     """
     groups = group_slices(grouping, table, len(x))
     ends[...] = -1

@@ -33,12 +33,7 @@ def check_results(
 ) -> Report:
     """Compare an epilogue's results with float64, each element with its tolerance.
 
-    Args:
-        graph: The epilogue.
-        evaluation: The product in float64.
-        actual: The results by name.
-        mma: The instruction that multiplied.
-        k: How many products an element of the product sums.
+    `k`: how many products an element of the product sums.
     """
     actual = {name: x for name, x in actual.items() if x.size}
     graph = replace(graph, results=tuple(r for r in graph.results if r.name in actual))
@@ -83,14 +78,9 @@ def tolerances(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what each result may be off by.
 
-    Args:
-        graph: The epilogue.
-        expected: Its results in float64.
-        dtypes: The results' dtypes.
-        terms: How many values a sum has, of which it may be off by the root times as much as other results.
-        execute: Returns a graph's results in float64, of the data that `expected` is of.
-        maximum: numpy's or torch's.
-        product_loss: The relative and the absolute disturbance of the product.
+    `expected`: the results in float64. `terms`: how many values a sum has, of which it may be off by the root times as
+    much as other results. `execute` returns a graph's results in float64, of the data that `expected` is of. `maximum`:
+    numpy's or torch's. `product_loss`: the relative and the absolute disturbance of the product.
     """
     count, dice = len(graph.nodes), random.Random(0)
     patterns = [[1] * count, [-1] * count, *([dice.choice((-1, 1)) for _ in range(count)] for _ in range(PATTERNS - 2))]

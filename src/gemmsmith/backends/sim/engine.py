@@ -68,24 +68,12 @@ def simulate(
     A CTA that spins for one that may not be resident at the same time is reported.
 
     Seed 0 follows the cost model; other seeds choose a random interleaving that the hardware permits. Errors of the
-    kernel are returned as hazards, not raised; an invalid launch raises.
+    kernel are returned as hazards, at most `max_hazards`, not raised; an invalid launch raises ArgumentError or
+    KernelError.
 
-    Args:
-        kernel: The kernel to execute.
-        grid: Number of CTAs, a multiple of the cluster size.
-        arguments: Kernel arguments, by parameter name.
-        memory: Global memory, which the kernel reads and writes.
-        seed: Chooses the schedule, see above.
-        max_hazards: Number of hazards after which the execution stops.
-        is_dependent_launch: Whether the prerequisite grids may still be running (programmatic dependent launch), so
-            that griddepcontrol.wait must precede accesses to global memory.
-        on_mma_cycles: Called with the tensor-core cycles of every completed wgmma.
-        counters: Counters that count instructions and memory accesses, if given.
-        record: Whether to record all events.
-
-    Raises:
-        ArgumentError: If an argument is missing, or `grid` is not a multiple of the cluster size.
-        KernelError: If the cluster extends along another axis than x.
+    `is_dependent_launch`: the prerequisite grids may still be running (programmatic dependent launch), so that
+    griddepcontrol.wait must precede accesses to global memory. `on_mma_cycles` is called with the tensor-core cycles of
+    every completed wgmma.
     """
     check_launch(kernel, grid, arguments)
     for buffer in memory.buffers:
@@ -118,7 +106,7 @@ def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
 def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | None) -> None:
     """Execute until all groups have finished. Each step runs one group until it waits, or completes one operation.
 
-    Raises SimulationAborted for a deadlock, or after too many steps. `counters`: count the accesses, if given.
+    Raises SimulationAborted for a deadlock, or after too many steps.
     """
     operations = state.operations
     compiled: dict[Block, list[CompiledStatement]] = {}
@@ -167,10 +155,7 @@ def _choose(
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
-    """Report that no group can proceed, and what each of them waits for; return the exception to raise.
-
-    `blocked`: the wait of each unfinished group.
-    """
+    """Report that no group can proceed, and what each of them waits for; return the exception to raise."""
     waits = [(u, w.describe()) for u, w in blocked.items() if w]
     message = "; ".join(f"{u.title} ({u.location}) waits for {reason}" for u, reason in waits)
     first, *others = (u.location.accessed(f"wait for {reason.partition(':')[0]}", "threads") for u, reason in waits)

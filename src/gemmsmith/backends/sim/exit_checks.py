@@ -15,8 +15,7 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
     """Report, for each CTA, what is wrong when its threads have exited.
 
     That is: accesses by other CTAs to its memory that may come later, operations that no thread has waited for,
-    mbarriers in the middle of a phase, and register budgets that differ within a warpgroup. `groups`: the threads of
-    each CTA.
+    mbarriers in the middle of a phase, and register budgets that differ within a warpgroup.
     """
     for cta in groups:
         clock = VectorClock(state.num_agents)  # all that happens before some thread of the CTA exits
@@ -33,10 +32,7 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
 
 
 def _check_registers(state: GridState, cta: Cta, groups: list[LockstepGroup]) -> None:
-    """Report a warpgroup whose warps have different register budgets: setmaxnreg is for a whole warpgroup.
-
-    `groups`: those of one CTA.
-    """
+    """Report a warpgroup whose warps have different register budgets: setmaxnreg is for a whole warpgroup."""
     for warpgroup, members in groupby(groups, lambda group: int(group.threads[0]) // 128):
         registers = {group.registers_per_thread for group in members}
         if len(registers) > 1:
@@ -51,8 +47,7 @@ def _check_registers(state: GridState, cta: Cta, groups: list[LockstepGroup]) ->
 def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
     """Report operations of a CTA that no thread has waited for.
 
-    A bulk store must have read its source, the CTA's shared memory; other operations must have completed. `clock`: what
-    the CTA's threads know to have happened.
+    A bulk store must have read its source, the CTA's shared memory; other operations must have completed.
     """
     for in_flight in state.operations.all:
         if in_flight.cta is not cta:

@@ -21,10 +21,7 @@ from gemmsmith.lang.values import Builtin, Operation, Value
 
 
 def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
-    """Raise KernelError or ArgumentError for a launch that the driver would refuse or the simulator cannot execute.
-
-    `grid`: number of CTAs.
-    """
+    """Raise KernelError or ArgumentError for a launch that the driver would refuse or the simulator cannot execute."""
     if kernel.cluster[1:] != (1, 1):
         raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")
     if grid % kernel.cluster[0]:
@@ -35,10 +32,7 @@ def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> 
 
 
 def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, list[LockstepGroup]]:
-    """Return all CTAs, in order, with their lockstep groups.
-
-    `is_dependent_launch`: the prerequisite grids may still be running (programmatic dependent launch).
-    """
+    """Return all CTAs, in order, with their lockstep groups."""
     kernel, size = state.kernel, state.kernel.cluster[0]
     group_arguments = _lockstep_groups(kernel)
     groups: dict[Cta, list[LockstepGroup]] = {}
@@ -51,10 +45,7 @@ def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, lis
 
 
 def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_dependent_launch: bool) -> Cta:
-    """Return a CTA at its start: its shared memory is uninitialized, and no warp has executed anything.
-
-    `index`: in the grid. `rank`: in the cluster. `is_dependent_launch`: whether prerequisite grids may still run.
-    """
+    """Return a CTA at its start: its shared memory is uninitialized, and no warp has executed anything."""
     kernel = state.kernel
     shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
     shadow = Shadow(len(shared), initialized=False)
@@ -94,8 +85,7 @@ def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
 def _waits_in_branches(statements: list[Statement]) -> bool:
     """Return whether a warpgroup's warps must run apart: some wait for other threads in a branch on the thread's index.
 
-    Not if the warpgroup executes wgmma, or another instruction for all of it, outside of branches. `statements`: all
-    that the warpgroup executes, at any depth.
+    Not if the warpgroup executes wgmma, or another instruction for all of it, outside of branches.
     """
     unconditional = instructions(Block([x for x in statements if not children(x)]))
     branches = [x for x in statements if isinstance(x, If) and _depends_on_thread(x.condition)]

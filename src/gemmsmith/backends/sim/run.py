@@ -34,16 +34,11 @@ def run(
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches one after the other; return their hazards and cycles.
 
-    Args:
-        launches: What to execute.
-        arguments: Arrays on the CPU and numbers, by their Pointers' names. Results are written to the arrays.
-        seed: The first schedule; 0 follows the cost model.
-        progress: Called from time to time with the completed fraction of a schedule's tensor-core cycles.
-        counters: Counts instructions and memory accesses, if given.
-        record: Whether the result has a record of each launch.
-        schedules: How many seeds are run at most, from `seed` on. Fewer are run if one has hazards, or proves that
-            every schedule does the same. Results and cycles are those of the last one.
-        dependent: Whether the first kernel may start before the stream's previous one has finished.
+    `arguments`: arrays on the CPU, to which results are written, and numbers, by their Pointers' names. `seed`: the
+    first schedule; 0 follows the cost model. At most `schedules` seeds are run, fewer if one has hazards, or proves
+    that every schedule does the same; results and cycles are those of the last one. `progress` is called with the
+    completed fraction of a schedule's tensor-core cycles. `dependent`: the first kernel may start before the stream's
+    previous one has finished.
     """
     arrays = [x for x in arguments.values() if isinstance(x, ArrayInfo)]
     writable = [_bytes_of(x)[1] for x in arrays if x.writable and 0 not in x.shape and x.device == "cpu"]
@@ -63,7 +58,7 @@ def _run_schedule(
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches with one seed, and check that results are written and flags reset.
 
-    The arguments are as in `run`. The simulated global memory holds the arrays, the workspace and the flags.
+    The simulated global memory holds the arrays, the workspace and the flags.
     """
     if launches.swapped:  # the kernels compute D^T = B^T A^T
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
@@ -131,8 +126,7 @@ def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
 def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole: bool) -> int:
     """Add an array's bytes to `memory` with the same alignment; return the address of its first element.
 
-    `name`: in messages. `is_written_whole`: whether kernels write all of a result; reads of it before are then
-    reported.
+    `is_written_whole`: kernels write all of a result; reads of it before are then reported.
     """
     if 0 in info.shape:
         return int(memory.add_buffer(np.zeros(16, np.uint8), name, writable=info.writable))
@@ -153,10 +147,7 @@ def _are_written_whole(spec: KernelSpec | None) -> bool:
 
 
 def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:
-    """Return a hazard if elements of a result have not been written, else an empty list.
-
-    `address`: the simulated address of the array's first element.
-    """
+    """Return a hazard if elements of a result have not been written, else an empty list."""
     buffer = memory.buffer_at(int(address))
     if buffer is None or 0 in info.shape:
         return []

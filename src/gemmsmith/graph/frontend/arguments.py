@@ -15,15 +15,11 @@ from gemmsmith.graph.source_location import epilogue_error
 def bind_operands(
     graph: EpilogueGraph, operands: Mapping[str, tuple[BroadcastDims, DType | None]], acc_shape: tuple[int, ...] = ()
 ) -> EpilogueGraph:
-    """Return the graph with the batches and dtypes of actual operands.
+    """Return a visitor tree's graph with the batches and dtypes of actual operands.
 
-    Args:
-        graph: A visitor tree's graph.
-        operands: (broadcast dims, dtype) by name; the dtype of a Python number is None.
-        acc_shape: The accumulator's shape (..., M, N), which resolves ambiguous dims: if M is 1, a row is a matrix.
-
-    Raises:
-        EpilogueError: for a missing or unexpected operand, and for one of another kind than its node reads.
+    `operands`: (broadcast dims, dtype) by name; the dtype of a Python number is None. `acc_shape`: (..., M, N), which
+    resolves ambiguous dims: if M is 1, a row is a matrix. Raises EpilogueError for a missing or unexpected operand, and
+    for one of another kind than its node reads.
     """
     expected = {o.name: o for o in graph.operands}
     for name in expected.keys() - operands.keys():

@@ -79,10 +79,7 @@ def derivative(
 
 
 def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[bool]:
-    """Return for each node whether it has a gradient with respect to one of `wrt`.
-
-    `wrt`: names of operands, or ACCUMULATOR; None: all of them.
-    """
+    """Return for each node whether it has a gradient with respect to one of `wrt`."""
     result: list[bool] = []
     for node in graph.nodes:
         name = node.operation.leaf_name(node)
@@ -104,7 +101,7 @@ def tie_count_graph(
 ) -> EpilogueGraph:
     """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`.
 
-    It reads the elements and the maximum as `derivative` does; `saved`, `default_dtype`: as there.
+    It reads the elements and the maximum as `derivative` does.
     """
     d = _DerivativeBuilder(graph, (), saved, default_dtype, full_matrix_grads=False)
     result = next(r for r in graph.results if r.name == result_name)
@@ -122,8 +119,6 @@ def with_saved_values(
     The inputs of maxima and minima become results. If the results do not suffice, one further value becomes a result:
     the one with the cheapest derivative. None does if no single value suffices. A logsumexp of a value that is saved
     rounded is computed from the rounded value, so that both passes agree. Raises EpilogueError as `derivative` does.
-
-    `wrt`, `default_dtype`: as in `derivative`.
     """
     graph = _with_minmax_inputs(cse(fold(graph)), wrt)
     cost, saved = _choose_saved(graph, wrt, default_dtype)

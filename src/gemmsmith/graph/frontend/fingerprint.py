@@ -51,8 +51,6 @@ def fingerprint(source: Any) -> Hashable:
     functools.partial, those of its function and arguments; of a torch.nn module, its class and attributes. It exists
     only if all of these are known to depend on nothing else (purity.py); otherwise a RetraceWarning gives the reason,
     once. A fingerprint keeps its objects alive, so that no id is reused.
-
-    `source`: a function, another callable, an EpilogueGraph, or None for no epilogue.
     """
     if source is None:
         return _NO_EPILOGUE
@@ -106,7 +104,7 @@ def _check_no_torch_function_mode() -> None:
 def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
     """Return the fingerprint of an object that an epilogue reads. Raises _CannotFingerprintError if it may change.
 
-    `seen`: the functions, lists and dictionaries visited so far, which may contain themselves; x is added.
+    `seen`: what was visited so far, which may contain itself; x is added.
     """
     if known := _STABLE_OBJECTS.get(id(x)):
         return known

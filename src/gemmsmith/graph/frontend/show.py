@@ -104,8 +104,7 @@ def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
 def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
     """Sort the items of each layer by the mean position of their neighbors, so that fewer arrows cross.
 
-    The neighbors are the items joined by an arrow, in the layer above and in the layer below alternately. `rows`: the
-    layers, sorted in place. `paths`: the arrows.
+    The neighbors are the items joined by an arrow, in the layer above and in the layer below alternately.
     """
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
@@ -131,7 +130,7 @@ def _draw(
 ) -> None:
     """Draw one graph into the matplotlib axes `ax`, which have the height of `num_layers` layers.
 
-    `rows`, `paths`: the layers and arrows of `_layout`. Layers are 1 apart; half the height of a box is 0.24.
+    Layers are 1 apart; half the height of a box is 0.24.
     """
     positions = {
         item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)

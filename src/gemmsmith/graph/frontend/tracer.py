@@ -33,17 +33,13 @@ def trace(
 ) -> EpilogueGraph:
     """Trace an epilogue function and return its graph.
 
-    Args:
-        function: A callable whose first parameter is the accumulator and whose others are operands of those names. A
-            default is used for an operand that is not given, and **kwargs takes operands that no parameter names. It
-            returns a value, a tuple or list of values (out, out1, out2 ...), or a dict; a final cast is the result's
-            dtype. Bound methods, functools.partial, objects with __call__, and the forward of a torch.nn.Module without
-            parameters work, too.
-        acc_shape: The accumulator's shape, (M, N) or (B, M, N).
-        operands: (broadcast dims, dtype) by name; the dtype of a Python number is None.
+    The function's first parameter is the accumulator, and the others are operands of those names. A default is used for
+    an operand that is not given, and **kwargs takes operands that no parameter names. It returns a value, a tuple or
+    list of values (out, out1, out2 ...), or a dict; a final cast is the result's dtype. Bound methods,
+    functools.partial, objects with __call__, and the forward of a torch.nn.Module without parameters work, too.
 
-    Raises:
-        EpilogueError: for what cannot be fused; it quotes the function's line.
+    `acc_shape`: (M, N) or (B, M, N). `operands`: (broadcast dims, dtype) by name; the dtype of a Python number is None.
+    Raises EpilogueError, with the function's line, for what cannot be fused.
     """
     return trace_with_shape_dependence(function, acc_shape, operands)[0]
 

@@ -177,8 +177,8 @@ class Tracer:
     ) -> Traced:  # fmt: skip
         """Add a node and return its value.
 
-        `attribute`: see `Node`. `location`: the source line; None: the user's innermost one. `dims`: an operand's
-        broadcast dims; None for other nodes, whose dims follow from the inputs.
+        `location`: the source line; None: the user's innermost one. `dims`: an operand's broadcast dims; None for other
+        nodes, whose dims follow from the inputs.
         """
         node = Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line())
         dims = dims or node.operation.dims(node, [x.broadcast_dims for x in inputs])
@@ -300,15 +300,9 @@ class Tracer:
 def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
     """Add the nodes of a call of a function or method in an epilogue, and return the traced result.
 
-    Args:
-        display_name: How the user wrote the function, such as "torch.exp", for error messages.
-        name: Its name in op_table.py; `find_op` looks it up.
-        args: The positional arguments of the call.
-        kwargs: The keyword arguments, with torch's or numpy's names. At least one argument is a traced value.
-        method: Whether it is a method, for which METHODS is searched first.
-
-    Raises:
-        EpilogueError: The function is not supported, or not with these arguments.
+    `display_name`: how the user wrote the function, such as "torch.exp", for messages. `name`: its name in op_table.py.
+    At least one argument is a traced value; keywords are torch's or numpy's. For a `method`, METHODS is searched first.
+    Raises EpilogueError if the function is not supported, or not with these arguments.
     """
     all_arguments = [*args, *kwargs.values()]
     arrays = [x for x in all_arguments if is_array(x)]
@@ -345,10 +339,7 @@ def is_array(x: Any) -> bool:
 
 
 def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the methods of an operator and of its reflected form, such as `__add__` and `__radd__`.
-
-    `symbol`: the operator, for error messages. `name`: its name in op_table.py.
-    """
+    """Return the methods of an operator and of its reflected form, such as `__add__` and `__radd__`."""
     return (
         lambda self, *other: call(symbol, name, (self, *other), {}),
         lambda self, other: call(symbol, name, (other, self), {}),

@@ -46,7 +46,7 @@ def trace_passes(graph: EpilogueGraph) -> list[tuple[str, EpilogueGraph]]:
 def _run(
     passes: tuple[tuple[str, Pass], ...], graph: EpilogueGraph, changes: list[tuple[str, EpilogueGraph]]
 ) -> EpilogueGraph:
-    """Run passes and return the resulting graph. Append (name, graph after it) of each that changed it to `changes`."""
+    """Run passes; append (name, graph after it) of each that changed the graph to `changes`."""
     for name, run_pass in passes:
         after = run_pass(graph)
         if after != graph:

@@ -34,9 +34,8 @@ def replace_by_pattern(
 ) -> int | None:
     """Add the replacement of a node and return its index; None if no pattern of the table matches.
 
-    `node`: its inputs are nodes of `editor`, already replaced. `uses`: how often each node of `editor` is used. With it
-    a pattern's inner nodes must have a single use, or they would be computed twice. `rel_tol`: the relative difference
-    that constants may have from a pattern's numbers.
+    `uses`: how often each node of `editor` is used. With it a pattern's inner nodes must have a single use, or they
+    would be computed twice. `rel_tol`: the relative difference that constants may have from a pattern's numbers.
     """
     matcher = _Matcher(editor.nodes, uses, rel_tol)
     for pattern, replacement in table.get(node.op, ()):

@@ -27,10 +27,7 @@ from gemmsmith.tuning import measured_configs
 
 
 class _CachedPass(CustomGraphPass):
-    """A graph pass whose results Inductor may cache, since it has a key.
-
-    `autotune`: whether the first calls of the graph's GEMMs measure configs.
-    """
+    """A graph pass whose results Inductor may cache, since it has a key."""
 
     def __init__(self, autotune: bool = False) -> None:
         super().__init__()

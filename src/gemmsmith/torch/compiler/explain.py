@@ -152,10 +152,7 @@ def _explained(
     model: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], backend: Callable[..., Any],
     graphs: list[tuple[Outcome, ...]],
 ) -> Explanation:  # fmt: skip
-    """Compile and run a model, and its backward pass if it has one, and return the explanation.
-
-    `backend`: the torch.compile backend, which appends the outcomes of each graph to `graphs`.
-    """
+    """Compile and run a model, and its backward pass if it has one, and return the explanation."""
     outputs = torch.compile(model, backend=backend)(*inputs, **named)
     differentiable = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []

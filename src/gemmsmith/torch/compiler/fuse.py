@@ -81,7 +81,7 @@ def fuse(graph: torch.fx.Graph, timer: Timer | None = None) -> list[Outcome]:
 def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer: Timer | None) -> Outcome | None:
     """Replace a matmul and another one of the same a by one kernel, if an operation in its epilogue reads both.
 
-    Return None if there is no such pair. `done`: the second matmuls of earlier pairs; the pair's is added.
+    `done`: the second matmuls of earlier pairs; the pair's is added.
     """
     for pair in match_pairs(matmul):
         if pair.second and pair.second.node not in done:
@@ -93,10 +93,7 @@ def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer:
 
 
 def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) -> Outcome:
-    """Replace one matmul, or a pair of them, if that is faster; return what was done, or why nothing was.
-
-    `traffic`: the model of Inductor's kernels, which is updated. `timer`: as in `fuse`.
-    """
+    """Replace one matmul, or a pair of them, if that is faster; return what was done, or why nothing was."""
     name = ", ".join(x.name for x in matmul.nodes)
     outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):
@@ -120,10 +117,7 @@ def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) 
 
 
 def _reason_not_fused(region: Region, candidate: FusionCandidate | None) -> str:
-    """Return why nothing can be fused, whatever the times; "" if the candidate can be.
-
-    `candidate`: the best fusion of the region, or None if none saves enough memory traffic.
-    """
+    """Return why nothing can be fused, whatever the times; "" if the candidate can be."""
     if candidate:
         is_half = region.matmul.second and not region.reads_both(candidate.nodes)
         return "no operation reads both" if is_half else ""

@@ -135,10 +135,7 @@ class FxEpilogueTracer(Tracer):
         self.fused.add(node)
 
     def _trace_node(self, node: Node) -> Traced:
-        """Return a node's value as the epilogue computes it, rounded to the node's dtype.
-
-        Raises EpilogueError, with the reason, if an epilogue cannot compute it.
-        """
+        """Return a node's value, rounded to its dtype. Raises EpilogueError, with the reason, if it cannot be fused."""
         if node_kind(node) == "opaque":
             raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
         if fake_tensor(node) is None:
@@ -156,10 +153,7 @@ class FxEpilogueTracer(Tracer):
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
-        """Return a node's traced value before rounding, from the values of its inputs.
-
-        Raises EpilogueError if an epilogue cannot compute it.
-        """
+        """Return a node's traced value before rounding, from the values of its inputs."""
         if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
             return self._evaluate_reduction(node)
         if node_kind(node) == "view":
@@ -232,8 +226,8 @@ class FxEpilogueTracer(Tracer):
     def _broadcast_dims(self, shape_: tuple[Any, ...], like: tuple[Any, ...]) -> BroadcastDims | None:
         """Return along which of the matmul's dimensions a tensor of shape `shape_` varies.
 
-        `like`: the shape to which it is broadcast. Returns None if that is not the matmul's shape, or if the tensor
-        varies along only some of the dimensions that form M, N or the batch.
+        None if `like`, to which it is broadcast, is not the matmul's shape, or if the tensor varies along only some of
+        the dimensions that form M, N or the batch.
         """
         groups = self._group_dims(like)
         if groups is None or len(shape_) > len(like):
@@ -287,10 +281,7 @@ class FxEpilogueTracer(Tracer):
         return self.values[node]
 
     def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
-        """Return the traced value of a tensor that becomes an operand of the epilogue; `dims`: how it broadcasts.
-
-        Raises EpilogueError if kernels cannot read it.
-        """
+        """Return the traced value of a tensor that becomes an operand; EpilogueError if kernels cannot read it."""
         fake = fake_tensor(node)
         is_readable = fake.dtype in OPERAND_DTYPES or self._is_computable_dtype(fake.dtype)
         if not is_readable or fake.device != fake_tensor(self.matmul.a).device:
@@ -308,8 +299,7 @@ class FxEpilogueTracer(Tracer):
     def _cheapest_inputs(self, node: Node, depth: int = 0) -> set[Node]:
         """Return the tensors from which the epilogue reads or recomputes a node with the fewest bytes.
 
-        This is the node itself if recomputing it would read more bytes. `depth`: how many operations are between it and
-        the node that was asked for.
+        This is the node itself if recomputing it would read more bytes.
         """
         if node in self._cheapest:
             return self._cheapest[node]

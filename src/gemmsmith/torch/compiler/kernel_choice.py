@@ -95,11 +95,7 @@ class Choice:
 def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str, timer: Timer | None) -> Choice:
     """Choose the fastest kernel of a matmul, and start to compile it if it is gemmsmith's.
 
-    Args:
-        region: the matmul, with the nodes after it that can be fused.
-        candidate: what may be fused; None: nothing.
-        reason: then, why not.
-        timer: measures kernels; None: the cost model estimates their times.
+    Without a `candidate`, `reason` says why. Without a `timer`, the cost model estimates the times.
     """
     matmul = region.matmul
     if candidate is None and (matmul.epilogue or matmul.second):
@@ -151,10 +147,9 @@ def _has_hints(matmul: Matmul) -> bool:
 
 
 def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | None) -> Times:
-    """Return the times of a matmul's kernels, with those of a `candidate` to fuse if there is one.
+    """Return the times of a matmul's kernels. Raises GemmsmithError if no kernel supports the matmul.
 
     They are estimates if there is no timer, a symbolic size has no hint, or the memory does not suffice to measure.
-    Raises GemmsmithError if no kernel supports the matmul.
     """
     matmul, saved = region.matmul, saved_us(candidate) if candidate else 0.0
     us = {"plain": estimated_us(plan_operator(*unfused_epilogue(region)))}

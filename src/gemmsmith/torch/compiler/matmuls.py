@@ -130,7 +130,7 @@ def op_call(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the operator that computes an epilogue, followed by its arguments.
 
-    `arrays`: a, b, and the second b of a pair. `numbers`, `operands`: the epilogue's operands in the graph's order.
+    `arrays`: a, b, and the second b of a pair.
     """
     text = graph_serialization.serialize(graph)
     a, b, b2 = (*arrays, None)[:3]

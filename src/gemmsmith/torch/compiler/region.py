@@ -218,8 +218,7 @@ class Region:
     ) -> int:
         """Return the bytes that are moved with fusing: by the fused operator, and by kernels that read its outputs.
 
-        `nodes`: the fused nodes; `outputs`, `recomputed`: see `_outputs`; `inputs`: the operator's operands. One that
-        Inductor would not have stored has to be written first.
+        One of the `inputs` that Inductor would not have stored has to be written first.
         """
         inside = set(nodes)
 

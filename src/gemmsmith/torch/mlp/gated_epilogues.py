@@ -63,10 +63,7 @@ def width(activation: str) -> Literal[1, 2]:
 
 
 def gate_and_up(weight: Any) -> tuple[Any, Any]:
-    """Return the two operands b, (count, k, n) each, of a weight (count, 2 * n, k) with gate's rows, then up's.
-
-    `count`: the number of experts.
-    """
+    """Return the two operands b, (count, k, n) each, of a weight (count, 2 * n, k) with gate's rows, then up's."""
     n = weight.shape[1] // 2
     return weight[:, :n].mT, weight[:, n:].mT
 
@@ -198,14 +195,8 @@ def epilogue_of(
     """Return one of the epilogues above as a serialized graph.
 
     Its operands are, in this order: the weight, for names with "weighted"; for "added", the matrix c; and the halves,
-    if the epilogue does not compute them, or else their biases.
-
-    Args:
-        name: the function's name.
-        activation: the gate.
-        dtype: the dtype of the halves, biases and c, such as "torch.bfloat16".
-        weight_dtype: the dtype of the weight.
-        has_bias: whether there are biases: for "gated" a row for each group (expert), else one for each row.
+    if the epilogue does not compute them, or else their biases. Dtypes are texts such as "torch.bfloat16". `has_bias`:
+    for "gated" a row for each group (expert), else one for each row.
     """
     count, kind = width(activation), _MATRIX
     names: tuple[str, ...] = BIASES[:count] if has_bias else ()

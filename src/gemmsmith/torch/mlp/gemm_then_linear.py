@@ -100,8 +100,7 @@ def _run_both(
 ) -> Any:  # fmt: skip
     """Return epilogue(a @ b) @ weight2 + bias, with gradients, for arrays with two dimensions.
 
-    `epilogue`: serialized; `numbers`, `operands`: those of its operands that are numbers, and tensors, in the graph's
-    order; `recompute`: backward multiplies a and b again.
+    `epilogue`: serialized; `numbers`, `operands`: its operands that are numbers, and tensors, in the graph's order.
     """
     spec, wrt = plan_forward(epilogue, a, b, operands, recompute=False)
     has_gradient = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
@@ -195,7 +194,7 @@ class _GemmThenLinear(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         """Run both GEMMs; with `recompute` the first one without results that only backward reads.
 
-        `numbers`: those of the epilogue. `arrays`: the arrays b, then the epilogue's operands that are tensors.
+        `arrays`: the arrays b, then the epilogue's operands that are tensors.
         """
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
         y = call_op(*_product_arguments(outputs[0], weight2, bias))
@@ -257,10 +256,7 @@ def _multiply_first(plan: _Plan, epilogue: str, numbers: Sequence[float], a: Any
 
 
 def _read_by_backward(plan: _Plan, a: Any, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return the matrix that the second GEMM multiplies, followed by the tensors that the gradients' epilogue reads.
-
-    `arrays`: the arrays b, then the epilogue's operands; `outputs`: the first GEMM's results.
-    """
+    """Return the matrix that the second GEMM multiplies, followed by the tensors that the gradients' epilogue reads."""
     saveable = (a, *arrays, *outputs)
     return [outputs[0], *[saveable[i] for i in plan.saved_indices]]
 
@@ -268,11 +264,7 @@ def _read_by_backward(plan: _Plan, a: Any, arrays: Sequence[Any], outputs: Seque
 def _gradients(
     plan: _Plan, gradient: Any, weight2: Any, saved: Sequence[Any], numbers: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the gradients of the products and of the operands, by the names of `derivative`'s results.
-
-    `gradient`: that of the second GEMM's result; `saved`: the tensors of the plan's `saved_names`; `numbers`: those of
-    the epilogue.
-    """
+    """Return the gradients of the products and of the operands, by the names of `derivative`'s results."""
     kernel, values = plan.gradients, dict(zip(plan.saved_names, saved, strict=True))
     values |= {INPUT_PREFIX + name: x for name, x in zip(number_names(plan.epilogue), numbers, strict=True)}
     results = call_op(
@@ -283,10 +275,7 @@ def _gradients(
 
 
 def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """Return the gradient of a, the sum of g @ b.mT over the arrays b; None if all g are None.
-
-    `gradients`: g, the gradient of a @ b, of each array b. `weights`: the arrays b.
-    """
+    """Return the gradient of a, the sum of g @ b.mT over the arrays b; None if all g are None."""
     total = None
     for g, b in zip(gradients, weights, strict=True):
         if g is not None:

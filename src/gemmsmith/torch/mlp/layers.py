@@ -151,8 +151,7 @@ class FusedMLP(nn.Module):
     def _run_fused(self, x: Any, gate: str | None, biases: Sequence[Any]) -> Any:
         """Return the MLP's output by kernels that read the layers' parameters, without calls of the layers.
 
-        `gate`: the name of the gate's activation, or None without a gate. `biases`: the layers' biases in the order
-        gate (if there is one), up, down; None for a layer without one.
+        `biases`: in the order gate (if there is one), up, down; None for a layer without one.
         """
         up, down = self.up.weight, self.down.weight
         if gate and all(b is None for b in biases) and multiplies_both_at_once(x, self.gate.weight, up):
@@ -221,10 +220,7 @@ def _is_of_tensor_parallelism(hook: Callable[..., Any]) -> bool:
 
 
 def _check_activation(activation: Activation, gated_names: Iterable[str] = ()) -> Activation:
-    """Return an activation that is a function, None or a known name. Raises ArgumentError for others.
-
-    `gated_names`: further names that the caller accepts, for the message.
-    """
+    """Return an activation that is a function, None or a known name. Raises ArgumentError for others."""
     if isinstance(activation, type):
         raise ArgumentError(f"activation: got the class {activation.__name__}; use an instance of it")
     if callable(activation) or (activation or "identity") in ACTIVATIONS:

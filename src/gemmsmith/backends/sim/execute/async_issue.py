@@ -137,8 +137,7 @@ class AsyncIssuer:
     ) -> Event:
         """Check and record an access of the operation; return its event.
 
-        The event's clock bit is the one that says "sources read", or "results written" for a `write`. `lanes`: the
-        warp's lanes that made the access, for cp.async.
+        The event's clock bit is the one that says "sources read", or "results written" for a `write`.
         """
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)
@@ -254,10 +253,7 @@ class AsyncIssuer:
         return [key for key in keys if self.group.active[key[1]]]
 
     def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
-        """Record in the waiting threads' clocks that operations have completed or, with `read`, read their sources.
-
-        `key`: of the list of groups that the operations are from.
-        """
+        """Record in the waiting threads' clocks that operations have completed or, with `read`, read their sources."""
         lockstep, bits = self.group, 0
         for operation in operations:
             bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]

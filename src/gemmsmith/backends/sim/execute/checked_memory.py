@@ -88,13 +88,8 @@ class CheckedMemory:
     def record(self, resolved: ResolvedAccess, event: Event, clock: VectorClock, part: slice = slice(None)) -> None:
         """Check an access against the earlier ones, and record it, so that later ones are checked against it.
 
-        Reported are races, and accesses that the buffer does not allow.
-
-        Args:
-            resolved: The access.
-            event: The event that it is.
-            clock: The events that happen before it.
-            part: The part of the access's addresses that `event` accesses, such as one warp's.
+        Reported are races, and accesses that the buffer does not allow. `clock`: the events that happen before it.
+        `part`: that of the access's addresses which `event` accesses, such as one warp's.
         """
         access, buffer, state = resolved.access, resolved.buffer, self.group.state
         if buffer is None:
@@ -114,10 +109,7 @@ class CheckedMemory:
         )
 
     def _check_buffer(self, buffer: Buffer, event: Event, clock: VectorClock) -> None:
-        """Report an access to global memory before griddepcontrol.wait, and a write to a read-only buffer.
-
-        `clock`: what happens before the access.
-        """
+        """Report an access to global memory before griddepcontrol.wait, and a write to a read-only buffer."""
         if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
             message = f"{event} of {buffer.name} is not ordered after the prerequisite grids"
             self.group.report("race", f"{message}: griddepcontrol.wait must come first")

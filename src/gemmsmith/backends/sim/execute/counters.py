@@ -159,7 +159,6 @@ class AccessCounter:
         self, access: Access, *, neighbors_share: bool = False, copy_sources: Sequence[Access] = (),
         copy_destinations: Sequence[Access] = (),
     ) -> None:  # fmt: skip
-        """Count an access for the current instruction; the other arguments are those of `wavefronts` and `sectors`."""
         if not len(access.addresses) or not access.width:
             return
         count, state = self._count, self._group.state

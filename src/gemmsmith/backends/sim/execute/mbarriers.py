@@ -56,10 +56,7 @@ class Mbarriers:
         return barrier
 
     def init(self, address: Any, count: int) -> None:
-        """Initialize an mbarrier of this CTA, at `address`, that expects `count` arrivals per phase.
-
-        One thread executes it.
-        """
+        """Initialize an mbarrier of this CTA that expects `count` arrivals per phase. One thread executes it."""
         group, state, cta = self.group, self.group.state, self.group.cta
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
@@ -109,18 +106,12 @@ class Mbarriers:
                 self._observe_state("arrive", cta, barrier, arrivals)
 
     def _observe_state(self, kind: str, cta: Cta, barrier: Mbarrier, amount: int) -> None:
-        """Tell the observer, if there is one, the state of a CTA's barrier after an instruction.
-
-        `kind`: init, arrive or expect_tx. `amount`: its arrivals or bytes.
-        """
+        """Tell the observer, if there is one, the state of a CTA's barrier after an instruction."""
         if (observer := self.group.state.observer) is not None:
             observer.barrier(kind, self.group, cta.index, barrier, amount)
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
-        """Yield the barriers that a warp's active lanes arrive at: (rank, address, thread indices, lane mask) of each.
-
-        `rank`, `address`: those of the threads, see `arrive`.
-        """
+        """Yield the barriers that a warp's active lanes arrive at: (rank, address, thread indices, lane mask)."""
         ranks, addresses = (
             self.group.broadcast(x)[part.thread_indices] for x in (-1 if rank is None else rank, address)
         )
@@ -152,10 +143,7 @@ class Mbarriers:
         return True
 
     def wait(self, address: Any, parity: Any, scope: str = "cta") -> Blocking:
-        """Wait until the phase with this parity has completed.
-
-        What its arrivals published at `scope` then happens before what follows.
-        """
+        """Wait until the phase with this parity has completed."""
         parity = int(parity)
         barrier, phase = self._resolve_phase(int(address), parity)
         if not barrier.is_complete(parity):

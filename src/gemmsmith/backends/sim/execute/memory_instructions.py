@@ -35,7 +35,6 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """Load `nbytes` per active thread, (threads, nbytes); inactive threads get zeros. See `machine.Memory`."""
         if order != "weak":
             self.group.depends_on_time("a strong load reads what has been written by then")
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
@@ -48,7 +47,7 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store `data`, (threads, nbytes), of the active threads. See `machine.Memory` for the arguments.
+        """Store `data`, (threads, nbytes), of the active threads.
 
         Weak stores of two threads to one address are a race (PTX ISA, "Data races"). A read gets one of their values,
         so within one instruction it is reported only if the values differ.
@@ -67,8 +66,7 @@ class MemoryInstructions(CheckedMemory):
     ) -> np.ndarray:  # fmt: skip
         """Update a word of global memory for each active thread, in their order; return the old words.
 
-        `update`: computes the new word from the old one and the thread's `operand`. The other arguments are those of
-        `machine.Memory.atomic`.
+        `update` computes the new word from the old one and the thread's `operand`.
         """
         if returns:
             self.group.depends_on_time("an atomic returns what has been written by then")
@@ -159,9 +157,7 @@ class MemoryInstructions(CheckedMemory):
     ) -> Iterator[tuple[Access, np.ndarray, ResolvedAccess | None]]:  # fmt: skip
         """Check and record the accesses of an instruction of the active threads; yield them, for the caller to perform.
 
-        Each is (access, thread indices, resolved access). `order`: "weak" or a strong order, at `scope`. `mask`: the
-        threads that access memory, a bool per thread; None for all active ones. `returns`, `rounds`: of an atomic, see
-        `machine.Memory.atomic`.
+        Each is (access, thread indices, resolved access). `mask`: a bool per thread; None for all active ones.
         """
         if self.counter:
             self.counter.count(space, address, width, mask)
@@ -211,11 +207,7 @@ class MemoryInstructions(CheckedMemory):
         self, access: Access, resolved: ResolvedAccess | None, lanes: ActiveLanes, warp_slice: slice, label: str,
         scope: ScopeLevel | None,
     ) -> Event:  # fmt: skip
-        """Check and record one warp's share of an access, and return its event.
-
-        `warp_slice`: the share's part of the access's addresses. `label`: read, write or atomic. `scope`: None if it is
-        weak.
-        """
+        """Check and record one warp's share of an access, and return its event."""
         group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
         offsets = resolved.offsets if resolved else access.addresses
         accesses = LaneAccesses(offsets[warp_slice], access.width, lanes.thread_indices)

@@ -45,10 +45,7 @@ class RegisterFile:
         self.access(x, write=True)
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
-        """Return a live view (threads, count) of an array, or of a slice of one, to read or to `write`.
-
-        Reports the hazards that `access` does.
-        """
+        """Return a live view (threads, count) of an array, or of a slice of one, to read or to `write`."""
         if not isinstance(x, RegisterSlice):
             return self.access(x, write)
         start = int(self.values[x.start])
@@ -86,10 +83,7 @@ class RegisterFile:
         return values
 
     def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> None:
-        """Report a read of registers that hold poison in an active thread.
-
-        `values`: the registers of x that are read.
-        """
+        """Report a read of registers that hold poison in an active thread."""
         is_float = values.dtype == np.float32
         bits, poison = (values.view(np.uint32), POISON) if is_float else (values, POISON_INTEGER)
         poisoned = bits == poison
@@ -136,7 +130,7 @@ class RegisterFile:
     def set_budget(self, registers: int, action: str) -> Blocking:
         """Execute setmaxnreg: wait until the CTA's pool has enough registers, and take them from it or return them.
 
-        `registers`: the new budget per thread. `action`: "inc" or "dec"; the other direction is reported.
+        `action`: "inc" or "dec"; the other direction is reported.
         """
         group, cta = self.group, self.group.cta
         group.require_converged("setmaxnreg")

@@ -62,10 +62,7 @@ class ThreadBarriers:
         yield from self._wait(self.group.cta.cluster.barrier, max(generations), relaxed)
 
     def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
-        """Arrive at the named barrier `identifier`, which releases its threads when `threads` have arrived.
-
-        Return the barrier.
-        """
+        """Arrive at the named barrier `identifier`, which `threads` arrivals release, and return it."""
         group = self.group
         if not 0 <= identifier < NAMED_BARRIERS_PER_CTA or threads % 32:
             group.report(

@@ -109,7 +109,7 @@ class Warp:
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
-        """Begin without any accesses. `index`: of the warp in the grid.
+        """Begin without any accesses.
 
         The first event is number 1, of which other clocks, which are 0, do not know.
         """

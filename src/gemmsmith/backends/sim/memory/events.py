@@ -26,7 +26,7 @@ class LaneAccesses:
     def lane_of_cells(self, cells: np.ndarray, granule: int) -> np.ndarray:
         """Return the lane that accessed each cell, -1 if none did, -2 if several did.
 
-        `cells`: their indices; a cell has `granule` bytes.
+        A cell has `granule` bytes.
         """
         count = max(1, self.width // granule)
         own = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
@@ -97,10 +97,7 @@ class Event:
         return bool(((own == others) & (own >= 0)).all())
 
     def morally_strong_with(self, other: Event) -> bool:
-        """Return whether two strong accesses do not race (PTX: morally strong).
-
-        The scope of each must include the CTA of the other.
-        """
+        """Return whether the scope of each of two strong accesses includes the other's CTA (PTX: morally strong)."""
         if self.strong is None or other.strong is None:
             return False
         (scope, cta), (other_scope, other_cta) = self.strong, other.strong

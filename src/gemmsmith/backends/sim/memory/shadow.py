@@ -60,7 +60,7 @@ class CheckedAccess:
         """Check the access against cells that have one state, and return their next state.
 
         A write must come after the last write and the reads since, a read after the last write. Strong accesses with
-        sufficient scopes do not race with one another. `cells`: their indices; a cell has `granule` bytes.
+        sufficient scopes do not race with one another. A cell has `granule` bytes.
         """
         event, (writer, readers, strong, initialized, barriers) = self.event, state
         write = not event.is_read
@@ -88,10 +88,7 @@ class CheckedAccess:
         return CellState(writer, self._append_event(readers, cells, granule), strong, initialized, barriers)
 
     def _check_order(self, earlier: Event, cells: np.ndarray, granule: int, kind: str) -> bool:
-        """Return whether an earlier access is ordered before this one; report a race or a missing proxy fence.
-
-        `kind`: of the pair, such as "read after write". `cells`, `granule`: as in `check`.
-        """
+        """Return whether an earlier access is ordered before this one; report a race or a missing proxy fence."""
         event = self.event
         if not earlier.ordered_before(event, self.clock, cells, granule):
             message = f"{kind} of {self.describe()}: {event} is not ordered after {earlier}"
@@ -174,10 +171,7 @@ class Shadow:
 
 
 def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Return (state id, cells) for each distinct state among cells.
-
-    `state_ids`: the id of the state of each of `cells`.
-    """
+    """Return (state id, cells) for each distinct state among cells."""
     as_bytes = state_ids.tobytes()  # numpy takes longer to compare few elements
     if as_bytes == as_bytes[: state_ids.itemsize] * len(state_ids):
         return [(state_ids.item(0), cells)]

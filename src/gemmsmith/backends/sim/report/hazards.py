@@ -232,9 +232,7 @@ class Hazards:
     ) -> None:  # fmt: skip
         """Record a hazard, or count it if one of its kind was reported for the same source lines and subject.
 
-        `subject`: the buffer or barrier that tells hazards of one line apart. `others`: the earlier access of a race,
-        or the other waits of a deadlock. `exited`: the CTA at whose exit it is wrong. Raises SimulationAborted if there
-        are too many.
+        `exited`: the CTA at whose exit it is wrong. Raises SimulationAborted if there are too many.
         """
         key = kind, frozenset((x, _rule_key(x)) for x in (location, *others)) if others else location, subject
         if key in self._seen:

@@ -50,16 +50,9 @@ def write_page(
 ) -> None:  # fmt: skip
     """Write the page of a record.
 
-    Args:
-        path: The HTML file.
-        record: What happened in one launch.
-        hazards: Those of the simulation; the page jumps to those that the record has.
-        verdict: Whether other schedules do the same, as text.
-        first_step: The number of the first event that is shown, of MAX_EVENTS.
-        others: The same three of other schedules of the launch, between which the page changes.
-
-    Raises:
-        ArgumentError: If the record has no such event.
+    The page jumps to those of the `hazards` that the record has. `verdict`: whether other schedules do the same, as
+    text. `first_step`: the first event that is shown, of MAX_EVENTS. `others`: the same three of other schedules of the
+    launch, between which the page changes. Raises ArgumentError if the record has no such event.
     """
     first, *rest = (page_data(*x, first_step) for x in ((record, hazards, verdict), *others))
     parts = [first, *({key: x for key, x in data.items() if x != first[key]} for data in rest)]

@@ -135,16 +135,7 @@ class Counted(NamedTuple):
 
 
 class Record:
-    """Everything that happens while a kernel executes.
-
-    Attributes:
-        kernel: The kernel.
-        grid: Number of CTAs.
-        seed: The schedule.
-        events: The events, in the order in which they were simulated; times are those of the cost model.
-        operations: The asynchronous operations, in the order of issue.
-        hazards: The hazards found.
-    """
+    """Everything that happens while a kernel executes, in the simulated order; times are those of the cost model."""
 
     def __init__(
         self, kernel: Kernel, grid: int, seed: int, name_of: Callable[[Access], str], hazards: list[Hazard]
@@ -166,8 +157,7 @@ class Record:
     ) -> None:
         """Record that threads issue an operation.
 
-        `engine`: the row of the timeline. `span`: (first, end) of the cycles in which the engine works on it. `stage`:
-        that of the pipeline, if any.
+        `span`: (first, end) of the cycles in which the engine works on it.
         """
         self._add("issue", threads)
         cta, x = threads.row[0], operation
@@ -205,19 +195,13 @@ class Record:
                 self.count(cta, loaded=started.bytes)
 
     def signal(self, kind: str, operation: AsyncOperation, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record that an operation, which has completed, signals an mbarrier of a CTA.
-
-        `kind`: arrive or complete_tx. `amount`: its arrivals or bytes.
-        """
+        """Record that an operation, which has completed, signals an mbarrier of a CTA."""
         started, engine = self._started[id(operation)]
         cause = self._events[started.issue][3:5]
         self._append(kind, started.end, engine, *cause, (cta, barrier.name), *barrier.state, amount)
 
     def barrier(self, kind: str, threads: _Threads, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record what threads do to a barrier of a CTA.
-
-        `kind`: init, arrive or expect_tx. `amount`: the arrivals or bytes.
-        """
+        """Record what threads do to a barrier of a CTA."""
         self._add(kind, threads, self._object(cta, barrier.name), *barrier.state, amount)
 
     def commit(self, threads: _Threads, name: str, operations: Iterable[AsyncOperation]) -> None:

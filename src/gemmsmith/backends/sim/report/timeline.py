@@ -96,13 +96,7 @@ class Timeline:
 
 
 def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tuple[int, ...] = (0,)) -> None:
-    """Plot the timelines of `ctas` below one another on one scale of cycles, each below its title, as `Timeline.plot`.
-
-    Args:
-        path: A PNG or SVG file.
-        timelines: By title.
-        ctas: The indices of the CTAs that are shown.
-    """
+    """Plot the timelines of `ctas` below one another on one scale of cycles, as `Timeline.plot`; keys are titles."""
     shown = [x.shown(ctas) for x in timelines.values()]
     rows = [sort_rows((s.cta, s.row) for s in spans) for spans in shown]
     color_of = colors_of(s for spans in shown for s in spans)
@@ -125,7 +119,7 @@ def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tu
 def _draw(
     axes: Any, spans: list[Span], rows: list[tuple[int, str]], color_of: dict[str, Any], name_ctas: bool
 ) -> None:  # fmt: skip
-    """Draw spans in `rows` (CTA and name), from the top. `color_of`: by entry of the legend."""
+    """Draw spans in `rows` (CTA and name), from the top."""
     position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
     bars = defaultdict[tuple[tuple[int, str], str], list[tuple[int, int]]](list)
     for s in spans:

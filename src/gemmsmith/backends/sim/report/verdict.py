@@ -77,10 +77,7 @@ def tests_only_skip_waits(block: Block) -> bool:
 
 
 def _derived(statement: object, derived: set[object]) -> object:
-    """Return the value or variable that a statement computes from the result of a test_wait, or None.
-
-    `derived`: the values and variables that are known to be computed from one.
-    """
+    """Return the value or variable that a statement computes from the result of a test_wait, or None."""
     match statement:
         case Define(value=Result(instruction=instruction) as value) if instruction.tests_wait:
             return value

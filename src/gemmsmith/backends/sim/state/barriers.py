@@ -101,10 +101,7 @@ class Mbarrier:
         self.current_clocks, self.completed_clocks = ScopedClocks(self.num_agents), ScopedClocks(self.num_agents)
 
     def check_order(self, clock: VectorClock, label: str, place: Place) -> None:
-        """Report a contribution to the phase in progress that may come early, and be counted in the previous phase.
-
-        It is made at `clock` and at `place`; `label`: what it is, such as "arrival".
-        """
+        """Report a contribution to the phase in progress that may come early, and be counted in the previous phase."""
         if not self.previous.executed_before(clock):
             message = (
                 f"{self.name}: this {label} for phase {self.phase} is not ordered after phase {self.phase - 1} and may "
@@ -118,14 +115,9 @@ class Mbarrier:
     ) -> bool:  # fmt: skip
         """Record arrivals, and complete the phase if nothing is missing. Returns False if there are too many.
 
-        Args:
-            arrival: (agent, event count) of the event.
-            count: Number of arrivals.
-            expect: Bytes for which the phase then waits, too.
-            clock: The clock that they publish.
-            time: Time in cycles.
-            at_cta_scope: Whether waits at CTA scope see all of `clock`: the barrier is in the arriving threads' CTA.
-            at_cluster_scope: Whether waits at cluster scope see it.
+        `arrival`: (agent, event count) of the event. `expect`: bytes for which the phase then waits, too. Waits at CTA
+        scope see all of `clock` if `at_cta_scope`: the barrier is in the arriving threads' CTA; those at cluster scope
+        if `at_cluster_scope`.
         """
         self.current.arrivals.append(arrival)
         if self.expects:
@@ -150,13 +142,8 @@ class Mbarrier:
     ) -> None:
         """Record complete_tx of `nbytes` bytes by an operation issued at `clock`. It may come before the expect_tx.
 
-        Args:
-            nbytes: Bytes that have arrived.
-            clock: The clock of the operation's issue.
-            bits: The operation's completion bits.
-            time: Time in cycles.
-            at_cta_scope: Whether waits at CTA scope see the data, or only those at cluster scope.
-            arrivals: Arrivals that come with the data.
+        `bits`: the operation's completion bits. `at_cta_scope`: waits at CTA scope see the data, too, not only those at
+        cluster scope. `arrivals` come with the data.
         """
         clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
         clock_of_scope.completed_bits |= bits
@@ -263,7 +250,7 @@ class ThreadBarrier:
     def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """Record that `threads` threads arrive; return False if there are more than expected.
 
-        `clock`: what they publish. `arrivals`: (agent, event count) of each warp. `time`: in cycles.
+        `arrivals`: (agent, event count) of each warp.
         """
         if self.clock is not None:
             clock.join(self.clock)

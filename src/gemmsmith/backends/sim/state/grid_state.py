@@ -86,10 +86,7 @@ class GridState:
         return buffer.name if buffer else "?"
 
     def describe_address(self, address: int) -> tuple[str, int | None]:
-        """Return (name, slot) of the buffer at an address in shared memory.
-
-        The slot is None if the buffer has one only.
-        """
+        """Return (name, slot) of the buffer at an address in shared memory; slot None if it has one only."""
         offset = (address & OFFSET_MASK) - SHARED_BASE
         if offset not in self._descriptions:
             self._descriptions[offset] = _describe_address(self.kernel, offset)

@@ -146,10 +146,7 @@ class LockstepGroup:
         return self.location_of(None)
 
     def location_of(self, warp: Warp | None) -> Place:
-        """Return the source line being executed, with the iteration of its loops and the threads that execute it.
-
-        These are a warp of the group, or the whole group for None.
-        """
+        """Return the source line being executed, with the iteration of its loops and the threads that execute it."""
         place = self._places.get(warp)
         if place is None or place.number != self.line.number or place.loops is not self.loops:
             name = f" warp {self.warps.index(warp)}" if warp is not None and len(self.warps) > 1 else ""
@@ -170,10 +167,7 @@ class LockstepGroup:
         self.state.time_dependences[TimeDependence(reason, self.location)] = None
 
     def require_converged(self, label: str) -> None:
-        """Report a hazard for each warp of which some lanes are inactive.
-
-        `label`: the instruction that all must execute.
-        """
+        """Report a hazard for each warp of which some lanes are inactive."""
         for lanes in self.active_lanes:
             if lanes.is_partial:
                 self.report("divergence", f"{label} by some lanes of a warp; all must execute it together")
@@ -183,14 +177,9 @@ class LockstepGroup:
     def record_wait(
         self, start: int, name: str, phase: int = -1, pending: int = -1, operations: Iterable[AsyncOperation] = ()
     ) -> None:
-        """Tell the observer, if there is one, that the group's wait has ended now.
+        """Tell the observer, if there is one, that the group's wait, which is described as in `Wait`, has ended now.
 
-        Args:
-            start: When it began, in cycles of the group's time.
-            name: What it was for: a barrier, or groups of operations, such as "wgmma group".
-            phase: The barrier's phase; -1 for other waits.
-            pending: How many groups could still be pending; -1 for other waits.
-            operations: The asynchronous operations that are now known to have completed.
+        `operations`: those that are now known to have completed.
         """
         if self.state.observer is not None:
             self.state.observer.resume(self, start, name, phase, pending, operations)
