@@ -142,7 +142,6 @@ def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]
 
 
 def _dtype_name(dtype: object) -> str:
-    """Return the canonical dtype name, or str(dtype) if it is not a known dtype."""
     try:
         return as_dtype(dtype, allow_integers=True).name
     except ArgumentError:

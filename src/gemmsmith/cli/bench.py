@@ -86,7 +86,6 @@ def _torch_with_gpu() -> Any:
 
 
 def _torch_dtype(dtype: DType) -> Any:
-    """Return torch's dtype."""
     import torch
 
     from gemmsmith.torch.fallback import TORCH_DTYPES
@@ -156,7 +155,6 @@ def _by_torch(plan: PlannedGemm) -> dict[str, Call]:
 
 
 def _grouped_by_torch() -> dict[str, Call]:
-    """Return torch's grouped product."""
     import torch
 
     return {"torch._grouped_mm": lambda x: torch._grouped_mm(
@@ -165,7 +163,6 @@ def _grouped_by_torch() -> dict[str, Call]:
 
 
 def _fused_by_torch(plan: PlannedGemm) -> dict[str, Call]:
-    """Return the product and the epilogue by torch's operations, eager and compiled."""
     import torch
 
     from gemmsmith.torch.fallback import evaluate_graph
@@ -258,7 +255,6 @@ def _measure(
 
 
 def _first_result(results: Any) -> Any:
-    """Return the first of several results, or the only one."""
     if isinstance(results, dict):
         results = tuple(results.values())
     return results[0] if isinstance(results, tuple) else results

@@ -68,7 +68,6 @@ def _kernels_of(file: Path) -> Iterator[Kernel]:
 
 
 def _compile(kernels: list[Kernel]) -> None:
-    """Compile kernels into the folder, several at once."""
     done = 0
     with progress_bar() as progress:
 

@@ -124,7 +124,6 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
 
 
 def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[str, Any], str]:
-    """Return what `show` prints of a plan, for JSON and as text."""
     if annotated:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
@@ -145,7 +144,6 @@ def _execute_and_report(
     backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
     counters: Counters | None = None, schedules: int = 1, page: Path | None = None, first_step: int = 0,
 ) -> None:  # fmt: skip
-    """Execute the kernel, print the outcome, and exit with code FAILED if it is not correct."""
     sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES, choices["groups"])
     with progress_bar() as progress:
         plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules, page, first_step)

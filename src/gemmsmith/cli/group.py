@@ -58,7 +58,6 @@ class ErrorReportingGroup(click.Group):
 
 
 def _print_error(error: Exception, as_json: bool) -> None:
-    """Print an error in one line on stderr, or as a JSON object on stdout."""
     kind, message = _describe_error(error)
     try:
         if as_json:
@@ -70,7 +69,6 @@ def _print_error(error: Exception, as_json: bool) -> None:
 
 
 def _describe_error(error: Exception) -> tuple[str, str]:
-    """Return the error's type, and its message in one line."""
     kind, message = type(error).__name__, str(error)
     match error:
         case click.ClickException():

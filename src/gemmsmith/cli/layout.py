@@ -75,12 +75,10 @@ def _packed(x: Any) -> Any:
 
 
 def _table(title: str, rows: list[list[str]]) -> str:
-    """Return a table below its title."""
     return f"{click.style(title, bold=True)}\n{format_table(rows)}"
 
 
 def _sections(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the sections of the text."""
     tile, boxes, atom = shown["tile"], shown["boxes"], shown["atom"]
     text = f"{tile['mn']} x {tile['k']} {tile['dtype']}, {tile['major']}-major: {tile['bytes']} bytes, "
     text += f"swizzle of {atom['row_bytes']} bytes" if atom else "no swizzle"

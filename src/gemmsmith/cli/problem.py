@@ -137,7 +137,6 @@ def _epilogue_and_operands(choices: Choices, m: int, n: int, leading: tuple[int,
 
 
 def _parse_operand(text: str) -> tuple[str, str]:
-    """Return the name and the kind of an operand from "name=kind"."""
     name, _, kind = text.partition("=")
     if not name.isidentifier() or kind not in OPERAND_KINDS:
         expected = f"use name=kind with a kind of {', '.join(OPERAND_KINDS)}"

@@ -61,7 +61,6 @@ def _read(files: Iterable[Path]) -> list[Entry]:
 
 
 def _fastest(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the fastest entry of each problem and GPU."""
     fastest: dict[tuple[str, Key], Entry] = {}
     for entry in sorted(entries, key=lambda x: x.us):
         fastest.setdefault((entry.gpu, entry.key), entry)

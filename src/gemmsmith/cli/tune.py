@@ -92,7 +92,6 @@ _OF_OTHER_KINDS = ("batch", "groups", "dtype_b", "out_dtype", "scale_a", "scale_
 def _tune_kind(
     sizes: tuple[int, int, int], choices: dict[str, Any], max_configs: int, force: bool, as_json: bool
 ) -> None:  # fmt: skip
-    """Tune a GEMM with an epilogue, scales, groups or a batch, on random arrays, and print a line."""
     from gemmsmith.backends.cuda.kernel_loader import device_guard
     from gemmsmith.backends.cuda.memory import DeviceArray
     from gemmsmith.cli.execute import random_arrays

@@ -35,7 +35,14 @@ class Accumulator:
     """
 
     def __init__(self, mma: Mma, rows: int, n: int, name: str = "accumulator") -> None:
-        """Declare the registers, inside the consumer warpgroups' branch. `rows`: a multiple of 64."""
+        """Declare the registers. Call it inside the consumer warpgroups' branch.
+
+        Args:
+            mma: The instruction, which gives the dtype: `KernelSpec.mma`, or what `select_mma` returns.
+            rows: Rows of the warpgroup, a multiple of 64.
+            n: Columns, as many as the instruction may have.
+            name: Name of the registers in the printed CUDA.
+        """
         self.mma, self.n, self.dtype = mma, n, mma.d
         register_type, count = _REGISTER_TYPE[mma.d], mma.accumulator_registers(n)
         self.fragments = current_builder().registers_2d(register_type, rows // mma.m, count, name)
@@ -65,7 +72,8 @@ class Accumulator:
     def widths(self) -> list[int]:
         """The values of `n` for which a kernel records a `multiply`, ascending; the last is all columns.
 
-        There are at most MAX_WIDTHS values, since each is code of its own.
+        A tile that has fewer columns than the accumulator is multiplied with the smallest value that covers them. There
+        are at most MAX_WIDTHS values, since each is code of its own.
         """
         step = max(8, ceil_div(self.n, MAX_WIDTHS * 8) * 8)
         return [n for n in range(step, self.n, step) if self.mma.supports_n(n)] + [self.n]
@@ -73,8 +81,8 @@ class Accumulator:
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
         """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting.
 
-        If `a` has fewer rows, only the accumulator's first rows are computed. Only the first `n` rows of `b` are
-        multiplied; None: all.
+        If `a` has fewer rows than the accumulator, only the accumulator's first rows are computed. Only the first `n`
+        rows of `b` (columns of the accumulator) are multiplied; None: all.
         """
         n = self.n if n is None else n
         assert a.tile is not None
@@ -107,7 +115,8 @@ class Accumulator:
     def promote_into(self, registers: RegisterArray, offset: int, scales: Iterable[ColumnScales]) -> None:
         """Add this accumulator's elements, times their scales, to `registers`, from register `offset` on.
 
-        This accumulator has 64 rows. `scales`: by ranges of columns.
+        This accumulator has 64 rows. `registers`: a fragment of an fp32 accumulator. `scales`: the scales of the
+        elements, by ranges of columns.
         """
         k = current_builder()
 

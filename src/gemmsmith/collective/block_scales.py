@@ -286,5 +286,5 @@ class ThreadScales:
 
 
 def _multiply(x: ScaleFactor, y: Value) -> Value:
-    """Return x * y, where None counts as 1."""
+    """None counts as 1."""
     return y if x is None else x * y

@@ -170,7 +170,6 @@ class CpAsyncMainloop:
         hw.cp_async_commit()
 
     def _advance(self, k_tiles: Value) -> None:
-        """Count `k_tiles` k-tiles as copied."""
         self._k_remaining.set(self._k_remaining.get() - k_tiles * self.spec.config.tile[2])
         self._k_tiles_remaining.set(self._k_tiles_remaining.get() - k_tiles)
         self._full_k_tiles_remaining.set(self._full_k_tiles_remaining.get() - k_tiles)

@@ -25,7 +25,6 @@ class CpAsyncOperand:
     """
 
     def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
-        """Declare the kernel arguments, and allocate the stages."""
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, nbytes = operand.role, tile, tile.dtype.bytes_of
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
@@ -92,7 +91,6 @@ class CpAsyncCopies:
         return [partial(copy, step) for step in self._partition.copy_steps()]
 
     def _address(self, step: CopyStep) -> Value:
-        """Return the address in global memory of a step's vector in the next k-tile."""
         return self._gmem_ptr.get() + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:

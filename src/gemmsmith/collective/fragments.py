@@ -96,7 +96,6 @@ class Fragments:
         """Do nothing. It is called before a group is multiplied; Tf32x3Fragments computes the residuals here."""
 
     def _b_fragment(self, group: Value, n16: Value) -> RegisterArray:
-        """Return B's fragment of 16 columns of a group."""
         return self._b[group % 2 * self._n16_per_group + n16]
 
     def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:

@@ -61,7 +61,6 @@ class GatheredCopies(CpAsyncCopies):
         self._gmem_ptr.set(self._operand.address + offset.to(U64))
 
     def _address(self, step: CopyStep) -> Value:
-        """Return the address in global memory of a step's vector in the next k-tile."""
         row = hw.opaque(self._source_row(step))  # recompute addresses instead of keeping one register pair per copy
         offset = row.to(I64) * self._operand.ld_bytes + step.box * self._tile.pitch
         return self._gmem_ptr.get() + offset.to(U64)

@@ -31,7 +31,8 @@ MBARRIER_BYTES = 8
 class PipelineState:
     """The index of the next stage and the parity of its phase.
 
-    `advance()` is `if (++index == N) index = 0, phase ^= 1`.
+    `advance()` is `if (++index == N) index = 0, phase ^= 1`. `name` is the prefix of the variables' names in the
+    printed CUDA.
     """
 
     def __init__(self, stages: int, phase: int = 0, name: str = "state", index: ValueLike = 0) -> None:
@@ -132,12 +133,16 @@ class PipelineTmaAsync:
     ) -> None:  # fmt: skip
         """Allocate the barriers.
 
-        `transaction_bytes` complete a stage. If several `consumer_groups` take stages in turn (pingpong: all consumer
-        warpgroups), each stage is read by one of them.
-
-        The consumers release with the memory `scope`; "cta" suffices if wgmma that was waited for has read the stage,
-        but not if ld has (see MbarrierArriveCluster). `acquire_scope`: scope of the producers' wait, if some releases
-        have a wider one.
+        Args:
+            stages: Stages of the ring.
+            transaction_bytes: Bytes that complete a stage.
+            peers: CTAs that this one exchanges multicasts with.
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1); each stage is read
+                by 1 / `consumer_groups` of the consumer warpgroups.
+            scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
+                stage, but not if ld has (see MbarrierArriveCluster).
+            acquire_scope: Memory scope of the producers' wait, if some releases have a wider scope; None: `scope`.
+            name: Prefix of the barriers' and the states' names in the printed CUDA.
         """
         k = current_builder()
         self.stages, self.name, self.scope, self.acquire_scope = stages, name, scope, acquire_scope or scope
@@ -168,7 +173,10 @@ class PipelineTmaAsync:
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage of `state` is free, and announce the bytes that will arrive. One thread executes it."""
+        """Wait until the stage of `state` is free, and announce on its full barrier the bytes that will arrive.
+
+        One thread executes it.
+        """
         self._acquire(state)
         self._producers.add_arrivals(1)
         self.producer_expect_bytes(state.index)
@@ -183,10 +191,14 @@ class PipelineTmaAsync:
     def non_tma_producer_commit(
         self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool, of: str = "operand"
     ) -> None:
-        """Arrive, in each of `lanes` threads, for what they have written into the stage of `state`.
+        """Arrive, in each of `lanes` threads, for what they have written into the stage.
 
-        With `cp_async` they arrive when their copies are complete; with `st_shared`, too, they arrive twice. `of`:
-        "operand" or "scales": a role arrives once per phase for each.
+        Args:
+            state: A state at the stage.
+            lanes: Threads that execute it.
+            cp_async: They have written by cp.async; they arrive when these copies are complete.
+            st_shared: They have written by st.shared. With both they arrive twice.
+            of: What they have written, "operand" or "scales": a role arrives once per phase for each.
         """
         self._producers.add_arrivals((cp_async + st_shared) * lanes, by=f"threads, {of}")
         if cp_async:
@@ -204,7 +216,7 @@ class PipelineTmaAsync:
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage, after the last load.
 
-        A CTA must not exit before its peers' last arrivals on its barriers.
+        A CTA must not exit before its peers' last arrivals on its barriers. `state`: that of the producer.
         """
         with current_builder().range(self.stages, name="stage"):
             self._acquire(state)
@@ -224,6 +236,8 @@ class PipelineTmaAsync:
         """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage.
 
         Threads that have read the stage by ld execute `hw.fence_proxy_async()` before; wgmma needs no fence.
+
+        `scope`: memory scope; None: the pipeline's.
         """
         self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.peers.count)
         _arrive_per_warp(self._empty[stage_index(stage)], self.peers, scope or self.scope)
@@ -287,9 +301,13 @@ def init_barriers(
 ) -> None:
     """Initialize the pipelines' barriers and make them visible to the whole cluster. Call it before the roles.
 
-    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each. Another warp meanwhile
-    prefetches the tensor maps `prefetch`. `after_init` issues the first loads, in the initializing thread, before the
-    cluster barrier, whose relaxed arrive does not wait for them.
+    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each.
+
+    Args:
+        *pipelines: The objects whose barriers are initialized.
+        prefetch: Tensor maps that another warp meanwhile prefetches into the descriptor cache.
+        after_init: Issues the first loads. It runs in the initializing thread, before the cluster barrier, whose
+            relaxed arrive does not wait for these loads.
     """
     k = current_builder()
     steps = ["prefetch tensor maps"] * bool(prefetch) + ["initialize barriers"] * bool(pipelines)

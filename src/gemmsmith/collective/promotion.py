@@ -33,7 +33,6 @@ class Promotion:
     """
 
     def __init__(self, spec: KernelSpec) -> None:
-        """Declare the accumulators, and divide the warpgroup's tile into subtiles."""
         n, (columns, self.k_tiles_in_flight, _) = spec.config.tile[1], spec.promotion
         self.accumulator = Accumulator(spec.mma, spec.warpgroup_rows, n)
         self._accumulator_temps = [

@@ -37,7 +37,6 @@ class RegisterAAccumulator(Accumulator):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
-        """Declare the accumulator, and A's fragments of `spec.a_k_steps` k-steps."""
         super().__init__(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         k, num_mma_m = current_builder(), len(self.fragments)
         self._a_fragments = [

@@ -104,7 +104,6 @@ class SimtOperand:
     """
 
     def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
-        """Declare the kernel arguments, and allocate the stages; `threads` threads copy the operand."""
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, self.threads = operand.role, tile, threads
         self.address = k.pointer(name, lambda p: source(p)[1])
@@ -132,7 +131,6 @@ class SimtCopies:
     """
 
     def __init__(self, operand: SimtOperand) -> None:
-        """Declare which element of a k-tile the thread copies first."""
         k, tile, name, threads = current_builder(), operand.tile, operand.name, operand.threads
         self._operand, self._tile, self._layout = operand, tile, operand.layout
         line, is_k_major = "row" if self._layout.is_a else "column", tile.major == "K"

@@ -65,7 +65,6 @@ class GlobalSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
-        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup."""
         super().__init__(spec)
         k, self.cta_rank = current_builder(), scheduler.position.cta_rank
         self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
@@ -98,7 +97,6 @@ class GlobalSplitReduction(SplitReduction):
         return (cta * self.spec.config.consumers + warpgroup).named("slot")
 
     def _address(self, slot: Value, accumulator: Accumulator) -> Value:
-        """Return the address of this thread's first vector in a slot."""
         offset = current_builder().thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
 
@@ -184,7 +182,6 @@ class ClusterSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
-        """Allocate this CTA's slots and barriers; `position`: its position in the cluster."""
         super().__init__(spec)
         assert isinstance(position.split_idx, Value)
         self.position, self.split_idx = position, position.split_idx
@@ -259,7 +256,6 @@ class ClusterSplitReduction(SplitReduction):
                 store_partials(accumulator, partial(_store_remote, address, full), slice_idx, self.num_slices)
 
     def _own_columns(self, accumulator: Accumulator) -> Accumulator:
-        """Return this CTA's partial sums of the columns that it reduces."""
         if self.num_slices == 1:
             return accumulator
         k, spec = current_builder(), self.spec

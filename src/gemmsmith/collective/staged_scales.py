@@ -34,7 +34,6 @@ class StagedScales:
     """The fp32 block scales of A or of B (`role`) in shared memory, for tiles of `rows` rows and `stages` k-tiles."""
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
-        """Allocate the stages."""
         self.role, self.scale, self.name = role, scale, f"scale_{role}"
         self.source = operand_getter(self.name)
         self.num_scales, self.num_stages = scale.max_scales(rows), scale.num_stages(stages)
@@ -126,7 +125,6 @@ class TmaKMajorScales(TmaScales):
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
-        """Allocate the stages of boxes and their pipeline."""
         super().__init__(role, scale, rows, stages)
         box_bytes = SCALES_PER_TMA_BOX * self.num_scales * 4
         self.pipeline = PipelineTmaAsync(
@@ -239,8 +237,6 @@ class LaneCopiedScales(StagedScales):
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, gathers: bool) -> None:
-        """Allocate the stages, and declare the kernel arguments."""
-
         def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
             return k.parameter(f"{self.name}_{name}", scalar_type, lambda p: getattr(self.source(p)[0], attribute))
 

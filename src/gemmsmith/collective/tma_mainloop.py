@@ -64,9 +64,13 @@ class TmaStages:
     ) -> None:  # fmt: skip
         """Allocate the stages.
 
-        `operands`: their tiles lie side by side in a stage; None: A and B, by TMA, unless rows are gathered. What is no
-        TmaOperand is written by other warps, which arrive with `pipeline.non_tma_producer_commit`. `consumer_groups`:
-        consumer warpgroups that take stages in turn (pingpong: all, else 1).
+        Args:
+            spec: The kernel's config, dtypes and layouts.
+            scheduler: The tile scheduler.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA, unless rows are
+                gathered. What is no TmaOperand is written by other warps, which arrive with
+                `pipeline.non_tma_producer_commit`.
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1).
         """
         self.spec, self.scheduler, self.consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
@@ -109,7 +113,13 @@ class TmaStages:
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()
     ) -> TmaMainloop:
-        """Initialize all barriers and load the first k-tiles of this CTA's first tile; return the started mainloop."""
+        """Initialize all barriers and load the first k-tiles of this CTA's first tile; return the started mainloop.
+
+        Args:
+            *others: Other objects whose barriers are initialized.
+            prefetch: Other tensor maps to prefetch.
+            scales: Block scales that are loaded with each k-tile.
+        """
         mainloop = TmaMainloop(self, scales)
         mainloop.load_first_k_tiles(*others, prefetch=prefetch)
         return mainloop
@@ -118,9 +128,12 @@ class TmaStages:
 class TmaMainloop:
     """The stages and their pipeline. The producer calls `start_producer`, consumers `consumer_wait` and `stage`.
 
-    `ragged_k` zeroes the elements of a group's last k-tile that are the next group's; None if groups have whole
-    k-tiles. `gathered_operand`: the one whose rows the producer warpgroup gathers, or None. `prologue_k_tiles`: K-tiles
-    of the current tile whose loads the prologue has issued: 0 from the second tile on.
+    Attributes:
+        pipeline: The stages' barriers.
+        ragged_k: What zeroes the elements of a group's last k-tile that are the next group's; None if groups have whole
+            k-tiles.
+        gathered_operand: The operand whose rows are gathered by the producer warpgroup; None if there is none.
+        prologue_k_tiles: K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on.
     """
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
@@ -157,6 +170,8 @@ class TmaMainloop:
     def load_first_k_tiles(self, *others: HasBarriers, prefetch: Sequence[Value]) -> None:
         """Initialize all barriers, and load the first k-tiles of this CTA's first tile.
 
+        `others`: further objects whose barriers are initialized. `prefetch`: further tensor maps to prefetch.
+
         The thread that initializes the barriers issues these loads before the cluster barrier, so each CTA loads its
         whole tiles, without multicast. Waits for the global memory of earlier kernels (programmatic dependent launch).
         """
@@ -186,8 +201,12 @@ class TmaMainloop:
     ) -> None:  # fmt: skip
         """Issue the loads of a k-tile into a stage that is free. One thread executes it.
 
-        `k_tile`: its number in the tile, in the order in which they are summed. `scale_states`: for each of `scales`,
-        the producer's state in its pipeline, or None (see TmaScales.load).
+        Args:
+            stage: Index of the stage.
+            tile: The tile.
+            k_tile: Number of the k-tile among those of the tile, in the order in which they are summed.
+            scale_states: For each of `scales`, the producer's state in its pipeline, or None (see TmaScales.load).
+            multicast: As for TmaOperand.load.
         """
         full, k_tile_idx = self.pipeline.full_barrier(stage), tile.k_tile_index(k_tile)
         is_tf32_residual: dict[Role, Value] = {}
@@ -204,7 +223,10 @@ class TmaMainloop:
 
     # -- consumers -------------------------------------------------------------------------------------
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until the stage of `state` is full, and wgmma may read it."""
+        """Wait until the stage of `state` is full, and wgmma may read it.
+
+        `token`: see PipelineTmaAsync.consumer_wait.
+        """
         self.pipeline.consumer_wait(state, token)
         if len(self._tma_operands) < len(self._operands):
             hw.fence_proxy_async()  # for cp.async's writes, which wgmma reads; a writer by st needs its own fence
@@ -224,7 +246,6 @@ class TmaProducer:
     """The producer of a mainloop, which loads what the prologue has not: its state is the stage that it writes next."""
 
     def __init__(self, mainloop: TmaMainloop) -> None:
-        """Declare the producer's variables."""
         self._mainloop, k_tiles, released = mainloop, mainloop.prologue_k_tiles, mainloop.stages_released_barrier
         self._released_phase = current_builder().var(U32, 0, "epilogue_smem_phase") if released else None
         self._scale_states = [x.producer_start_state(k_tiles.get()) for x in mainloop.scales]

@@ -80,9 +80,13 @@ class TmaOperand:
     ) -> None:  # fmt: skip
         """Issue the loads of a tile into a stage. One thread executes it.
 
-        `barrier`: the stage's full barrier. `k`: the tile's first element along K. Without `multicast`, load all
-        slices, into this CTA's stage only. `is_tf32_residual`: whether to load the residuals x - tf32(x) instead; None
-        without 3xTF32.
+        Args:
+            stage: Index of the stage.
+            barrier: The stage's full barrier.
+            coord: The tile's first row (column of B), and its batch.
+            k: First element along K of the tile.
+            multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
+            is_tf32_residual: Whether to load the tile of the residuals x - tf32(x) instead; None without 3xTF32.
         """
         load = partial(self._load, stage, barrier, coord, k, multicast=multicast)
         if is_tf32_residual is None or self.tf32_residual_map is None:

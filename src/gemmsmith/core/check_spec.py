@@ -103,7 +103,6 @@ def _check_conversions(spec: KernelSpec) -> None:
 
 
 def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
-    """Raise ConfigError if the config cannot compute a grouped GEMM."""
     c = spec.config
     if not spec.design.mma_op.uses_tensor_cores:
         raise ConfigError(f'precision: got None for fp32 with {grouping}; use "tf32" or "3xtf32"')

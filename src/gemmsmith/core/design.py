@@ -70,7 +70,6 @@ class Design:
     majors: Mapping[Role, tuple[Major, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check all fields. Raises ConfigError."""
         for name, (is_valid, accepted) in _FIELDS.items():
             value = getattr(self, name)
             if not is_valid(value):

@@ -26,5 +26,4 @@ def changed(x: T, **fields: Any) -> T:
 
 @lru_cache(maxsize=64)
 def _cached_properties(kind: Any) -> tuple[str, ...]:
-    """Return the names of a class's cached properties."""
     return tuple(name for base in kind.__mro__ for name, x in vars(base).items() if isinstance(x, cached_property))

@@ -53,7 +53,6 @@ class Grouping:
     scatters: bool = False
 
     def __post_init__(self) -> None:
-        """Check all fields. Raises ArgumentError."""
         as_bools(zero_fill=self.zero_fill, gathers=self.gathers, scatters=self.scatters)
         if not isinstance(self.table, str) or self.table not in TABLES:
             raise ArgumentError(f"grouping: got the table {self.table!r}; use one of {', '.join(TABLES)}")

@@ -54,7 +54,6 @@ def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = 
 
 
 def _scale_spec(problem: Problem, role: Role) -> ScaleSpec | None:
-    """Return the spec of an operand's block scales; None if it has none."""
     scale = ScaleSpec.from_scale(problem.scales[ROLES.index(role)])
     return scale.in_groups(problem.grouping, role) if scale and problem.grouping else scale
 

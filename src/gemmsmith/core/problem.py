@@ -210,6 +210,10 @@ class Problem:
         return changed(self, a=a, b=b, d=d, scales=scales)
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
+        """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`.
+
+        `other` is a plan's problem; see `Matrix.with_degenerate_strides_of`.
+        """
         scale_a, scale_b = (
             changed(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
             for x, y in zip(self.scales, other.scales, strict=True)
@@ -247,7 +251,7 @@ class BoundProblem(Problem):
     ) -> BoundProblem:  # fmt: skip
         """Return the problem with the Pointers of its arrays: `a` and `b`, and those of the block scales.
 
-        `others`: further `bound_operands`, those of residuals and of the design's arrays.
+        `arrays`: as the attribute. `others`: further `bound_operands`, those of residuals and of the design's arrays.
         """
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}

@@ -123,7 +123,10 @@ class Epilogue:
         return [x for owner in (self.tma_loads, self.stores) if owner for x in owner.maps.values()]
 
     def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> WarpgroupEpilogue:
-        """Declare the state of a consumer warpgroup, before its first tile."""
+        """Declare the state of a consumer warpgroup, before its first tile.
+
+        `warpgroup`: its index among the consumers. `first_row`, `first_column`: its first row and column in a tile.
+        """
         return WarpgroupEpilogue(self, warpgroup, first_row, first_column)
 
 
@@ -131,7 +134,6 @@ class WarpgroupEpilogue:
     """The epilogue in a consumer warpgroup, from its first tile to its last."""
 
     def __init__(self, epilogue: Epilogue, warpgroup: Value, first_row: Value | int, first_column: Value | int) -> None:
-        """Declare the warpgroup's state; see `Epilogue.start`."""
         self.epilogue, self.warpgroup = epilogue, warpgroup
         self._first_row, self._first_column = first_row, first_column
         self.leader: Value = Constant(PRED, False)

@@ -134,7 +134,6 @@ def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
 
 
 def _register_type(dtype: DType) -> ScalarType:
-    """Return the register type of a 32-bit element."""
     return I32 if dtype == INT32 else F32
 
 
@@ -169,7 +168,7 @@ def _lane_row(tile: Tile, row_half: int) -> Value:
 
 
 def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
-    """Return the byte offset of this lane's pair, for row-major subtiles, in which a pair is contiguous."""
+    """For row-major subtiles, in which a pair is contiguous."""
     k, row = current_builder(), _lane_row(tile, row_half)
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
         vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
@@ -181,7 +180,7 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
 
 
 def _element_offsets(tile: Tile, n8: RegisterIndex, row_half: int) -> list[Value]:
-    """Return the byte offsets of the two elements of this lane's pair, for column-major subtiles."""
+    """For column-major subtiles."""
     row = _lane_row(tile, row_half)
     column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column_in_subtile")
     return [element_offset(tile, row, (column + i).with_name_hint("column_in_subtile")) for i in range(2)]

@@ -43,7 +43,6 @@ class GroupPartials:
     def __init__(
         self, name: str, grouping: Grouping, table: GroupTable, rows: int, partials_per_block: ValueLike = 1
     ) -> None:
-        """Declare the kernel argument for the reduction's result `name`."""
         self._grouping, self._table, self._rows, self._partials_per_block = grouping, table, rows, partials_per_block
         self._ranges = current_builder().scratch(ranges_argument(name), lambda p: RANGE_BYTES * p.groups)
 

@@ -166,7 +166,6 @@ class ScalarBroadcast:
     """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
 
     def __init__(self, operand: Operand) -> None:
-        """Declare the kernel argument: the number itself, or its address."""
         argument = operand_argument(operand.name)
         self._source: Value | GlobalArray
         if operand.dtype is None:
@@ -212,7 +211,6 @@ class VectorBroadcast:
         self._indices = RowIndices(GATHER, operand_argument(operand.name), self._values) if gathers else None
 
     def _values(self, p: BoundProblem) -> int:
-        """Return the length of the vector, which is a row or a column."""
         return max(p.arrays[self.name].rows, p.arrays[self.name].cols)
 
     def _element(self, load: Value) -> tuple[Value, Value]:
@@ -243,7 +241,6 @@ class VectorBroadcast:
         )
 
     def _stage_to_smem(self, warpgroup: Value, registers: RegisterArray) -> None:
-        """Store this thread's elements in the warpgroup's buffer."""
         k = current_builder()
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)

@@ -135,7 +135,6 @@ class Stores:
                 store(self.arrays[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
-        """Return the first row and column of a subtile in the matrix of the result `name`."""
         dims = self.result_dims[name]
         m, n = wg_tile.origin(dims)
         return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value

@@ -52,7 +52,6 @@ class Reduction:
         self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
         table: GroupTable | None = None,
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments."""
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
@@ -156,7 +155,6 @@ class Reduction:
 
     @property
     def _warps(self) -> int:
-        """Warps along the rows of a tile."""
         return 4 * self.spec.config.warpgroups[0]
 
     def write(
@@ -196,7 +194,6 @@ class TileReduction:
     """
 
     def __init__(self, reduction: Reduction, wg_tile: WarpgroupTile) -> None:
-        """Clear the tile's states, if it has any; see the class."""
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None

@@ -82,7 +82,6 @@ class Function(Operation):
     commutes_with_rounding: bool = False
 
     def __post_init__(self) -> None:
-        """Check that nothing is missing. Raises ArgumentError."""
         if not self.torch and not self.names:
             raise ArgumentError(
                 f"{self.name}: torch: got none; give the name of torch's function, or a function of tensors"

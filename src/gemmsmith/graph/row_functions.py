@@ -69,7 +69,8 @@ class RowFragment:
     ) -> Value:  # fmt: skip
         """Return step(... step(start, x0) ..., xn) over the elements of a row.
 
-        `merge` combines the results of the row's four lanes; by default `step` does.
+        `merge` combines the results of the row's four lanes; by default `step` does. `name`: what the kernel's text
+        calls the result.
         """
         result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
@@ -121,7 +122,6 @@ class RowFunction(Operation):
     depends_on_columns = True
 
     def __post_init__(self) -> None:
-        """Check that nothing is missing. Raises ArgumentError."""
         if self.torch is None:
             raise ArgumentError(f"{self.name}: torch: got none; give a function of tensors, or Refused with the reason")
         if self.cost is None:

@@ -147,7 +147,6 @@ def on_entry(forget: Callable[[], Any]) -> None:
 
 
 def _block() -> Autotune | None:
-    """Return the block that is active, if there is one."""
     if _ACTIVE:
         return _ACTIVE[-1]
     if os.environ.get("GEMMSMITH_AUTOTUNE", "0") not in ("", "0"):

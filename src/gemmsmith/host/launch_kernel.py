@@ -80,7 +80,6 @@ def simulate_launch(
 def _prepare(
     kernel: Kernel, problem: Any, arguments: Mapping[str, Any]
 ) -> tuple[Launches, dict[str, ArrayInfo], str]:  # fmt: skip
-    """Return a launch, its arrays by name, and their device. Raises ArgumentError as `launch` does."""
     computed = Launch.from_kernel(kernel, problem)
     given = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
     one = Launch(kernel, computed.work_clusters, {**computed.arguments, **given})

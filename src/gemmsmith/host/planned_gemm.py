@@ -187,12 +187,10 @@ class PlannedGemm:
         return complete.value
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
-        """Bind other arrays, with the options, epilogue and orientation that were planned."""
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
         return bind(request, self.binding)
 
     def _prepare(self, binding: Binding, backend: Backend | None = None) -> tuple[Backend, Binding, Launches]:
-        """Return the backend, the binding with all results allocated, and the launches."""
         backend = resolve_backend(backend or self._request.backend, binding.a, "a")
         return backend, binding.allocate_results(), self._launches(binding)
 

@@ -181,7 +181,6 @@ class _Options:
         self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any,
         scale_padding: Any,
     ) -> None:  # fmt: skip
-        """Check the arguments, and replace defaults. Raises ArgumentError."""
         checks.check_addressable({"x": x})
         if len(x.shape) not in (2, 3):
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
@@ -378,7 +377,6 @@ def num_blocks(extent: int) -> int:
 
 
 def _swapped(extents: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape, or the strides, of the transpose of an array."""
     return *extents[:-2], extents[-1], extents[-2]
 
 

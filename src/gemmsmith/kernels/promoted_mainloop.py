@@ -61,7 +61,6 @@ class PromotedMainloop:
             self._release_all(tile)
 
     def _steps(self, tile: WorkTile) -> None:
-        """Multiply and promote the k-tiles."""
         k, in_flight = current_builder(), self._promotion.k_tiles_in_flight
         k.comment("mainloop")
         with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):

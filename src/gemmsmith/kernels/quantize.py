@@ -311,7 +311,6 @@ class QuantizedOutput:
             address.set(address.get() + row_pitch)
 
     def _pack(self, x: list[Value]) -> RegisterArray:
-        """Convert eight fp32 values to 8 bits each."""
         words = current_builder().registers(U32, 2, "words")
         words[0], words[1] = pack_4x8bit(x[:4], self.spec.value_dtype), pack_4x8bit(x[4:], self.spec.value_dtype)
         return words

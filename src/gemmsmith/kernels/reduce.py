@@ -177,7 +177,6 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
 
 
 def _ctas_before(index: int, reductions: Sequence[BoundReduction]) -> int:
-    """Return the CTAs of the first `index` results."""
     return sum(r.ctas for r in reductions[:index])
 
 

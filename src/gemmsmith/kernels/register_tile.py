@@ -97,7 +97,6 @@ class RegisterTile:
     """
 
     def __init__(self, dtype: DType, columns: int, *, vectorizable: bool) -> None:
-        """Declare the matrix's arguments, and the registers."""
         k = current_builder()
         self.source, self.layout = GlobalArray("source", "source", dtype), ThreadLayout(columns)
         rows = k.parameter("rows", compute=lambda p: p.source.rows)

@@ -53,7 +53,6 @@ class GemmArguments:
         self.row, self.column = self._origin(hw.block_index() // self.tiles_n, hw.block_index() % self.tiles_n)
 
     def _origin(self, m: Value, n: Value) -> tuple[Value, Value]:
-        """Return the first row and column of the tile at tile coordinates (m, n)."""
         return (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
     def use_grouped_order(self) -> None:

@@ -127,7 +127,6 @@ class TokenRouter:
     """The selection of a token's experts by a warp. Kernel arguments: logits, bias, scale, experts and weights."""
 
     def __init__(self, spec: RouteSpec) -> None:
-        """Declare the kernel arguments."""
         k, self.spec = current_builder(), spec
         names = ("logits", "experts", "weights", *["bias"] * (spec.scores == "sigmoid"))
         self._arrays = {name: array(name) for name in names}
@@ -165,7 +164,6 @@ class TokenRouter:
         return expert, (weight * self._scale).named("weight")
 
     def _expert(self, i: Value) -> Value:
-        """Return the expert of the lane's i-th logit."""
         return current_builder().lane + i * 32
 
     def _exists(self, i: Value) -> Value:
@@ -275,7 +273,6 @@ def _key(x: Value) -> Value:
 
 
 def _number(key: Value) -> Value:
-    """Return the fp32 number whose key this is."""
     return hw.as_float(current_builder().select((key & SIGN) != 0, key ^ SIGN, ~key))
 
 

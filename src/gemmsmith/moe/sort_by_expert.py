@@ -167,7 +167,6 @@ class _RoutedSlots:
     """Experts and weights that the CTA selects and keeps in shared memory, a token of each warp at a time."""
 
     def __init__(self, spec: SortSpec, route: RouteSpec) -> None:
-        """Declare the shared memory of the selected experts and weights."""
         k, self._count, self._top_k = current_builder(), spec.experts, route.top_k
         self._router = TokenRouter(route)
         self._tokens = k.parameter("tokens", compute=lambda p: p.slots // p.top_k)

@@ -123,7 +123,6 @@ class GroupTable:
             sizes[i] = k.select(is_group, k.maximum(size, 0), 0).to(U32)
 
     def _tiles(self, size: Value) -> Value:
-        """Return the number of tiles of a group of `size` rows."""
         return _ceil_div(size, self._tile_rows)
 
     # -- in every role, once all threads have waited for one another -----------------------------------------
@@ -170,7 +169,6 @@ class GroupTable:
 
 
 def _flag(invalid: Variable, condition: Value) -> None:
-    """Set `invalid` to 1 where `condition` holds."""
     invalid.set(current_builder().select(condition, 1, invalid.get()))
 
 

@@ -30,7 +30,6 @@ class RowGroupedTileScheduler(TileScheduler):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
-        """Declare the kernel arguments, and record the reading of the table."""
         assert spec.grouping
         self.grouping, self._axis = spec.grouping, 0 if spec.grouping.role == "a" else 1
         super().__init__(spec)
@@ -130,7 +129,6 @@ class KGroupedTileScheduler(TileScheduler):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
-        """Declare the kernel arguments, and record the reading of the table."""
         assert spec.grouping
         super().__init__(spec)
         end_multiple = spec.grouping.end_multiple(spec.mma.a)

@@ -32,7 +32,6 @@ class ClusterKSync:
     """
 
     def __init__(self, cluster_count: Value, cta_rank: Value) -> None:
-        """Declare the kernel argument."""
         self.cluster_count, self.cta_rank = cluster_count, cta_rank
         self.sync_counter = current_builder().scratch(
             "sync_counter", lambda p: 2 * COUNTER_BYTES, zero_initialized=True

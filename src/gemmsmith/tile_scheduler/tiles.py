@@ -168,7 +168,6 @@ class TileScheduler:
             self.cluster_sync = ClusterKSync(self.cluster_count, self.position.cta_rank)
 
     def _declare_grid(self) -> None:
-        """Declare the kernel arguments of the grid of tiles."""
         k, width = current_builder(), self.spec.config.raster_group
         self.tiles_m = k.parameter("cluster_tiles_m", compute=lambda p: self.grid(p)[0])
         self.tiles_n = k.parameter("cluster_tiles_n", compute=lambda p: self.grid(p)[1])
@@ -187,7 +186,11 @@ class TileScheduler:
         return ceil_div(p.m, tile[0] * cluster[0]), ceil_div(p.n, tile[1] * cluster[1])
 
     def tiles_of(self, p: Problem) -> int:
-        """Return the number of tiles of all clusters. Raises ArgumentError if int32 cannot count them."""
+        """Return the number of tiles of all clusters.
+
+        Raises:
+            ArgumentError: There are more than the kernel's int32 arithmetic can count.
+        """
         tiles = math.prod(self.grid(p)) * p.batch
         if tiles > MAX_EXTENT:
             raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
@@ -241,7 +244,6 @@ class TileScheduler:
         return WorkRange(self.cluster_idx, self.tiles, self.cluster_count, self._work_tile_at)
 
     def _work_tile_at(self, tile: Value) -> WorkTile:
-        """Return this CTA's part of the cluster's tile number `tile` of the raster order."""
         wave_begin = (tile - self.cluster_idx).named("wave_begin")
         reverse_k = self._is_reversed(wave_begin // self.cluster_count)
         work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
@@ -272,7 +274,6 @@ class TileScheduler:
         self, index: Value, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO,
         reverse_k: Value | None = None,
     ) -> WorkTile:  # fmt: skip
-        """Return this CTA's part of the cluster's tile number `index` of the raster order."""
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )

@@ -45,7 +45,6 @@ _CALLS: WeakSet[CompiledCall] = WeakSet()
 
 
 def _forget() -> None:
-    """Make all calls forget their launches."""
     for call in list(_CALLS):
         call.forget()
 

@@ -124,7 +124,6 @@ def cross_entropy(
 
 
 def _check_target(target: Any, shape: tuple[Any, ...]) -> None:
-    """Raise ArgumentError for targets that are not integers of this shape."""
     expect_tensor("target", target)
     if tuple(target.shape) != tuple(shape) or target.dtype not in LABEL_DTYPES:
         raise ArgumentError(

@@ -115,7 +115,6 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
 
 
 def _promotion_fits_registers(config: Config) -> bool:
-    """Return whether a tile has registers for both accumulators of promotion."""
     m, n, _ = config.tile
     registers = plan_promotion(config.replace(tile=(m, n, SCALE_BLOCK))).registers_per_thread
     return registers <= get_design(config.design).max_promoted_registers.get(config.consumers, 0)
@@ -143,7 +142,6 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
 
 
 def _stores_32_bit_matrix(graph: EpilogueGraph) -> bool:
-    """Return whether some result is a matrix of 32-bit elements."""
     return any(r.dtype and r.dtype.bits == 32 for r in graph.matrix_results)
 
 
@@ -211,7 +209,6 @@ def _spills_transposed(config: Config, graph: EpilogueGraph) -> bool:
 
 
 def _loads_matrix(epilogue: EpilogueSpec) -> bool:
-    """Return whether the epilogue loads a matrix."""
     return any(o.broadcast_dims.is_matrix for o in epilogue.graph.operands)
 
 

@@ -90,7 +90,6 @@ def explain_full_row_limit(
 
 
 def _with_block_columns(graph: EpilogueGraph, columns: int) -> EpilogueGraph:
-    """Return the graph with quantization blocks of `columns` columns."""
     nodes = (replace(x, attribute=(x.attribute[0], columns)) if x.op == "quantize" else x for x in graph.nodes)
     return replace(graph, nodes=tuple(nodes))
 

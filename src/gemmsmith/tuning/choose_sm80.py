@@ -89,7 +89,6 @@ class KernelCost(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _kernel_cost(spec: KernelSpec, chip: Chip) -> KernelCost:
-    """Return the costs of an sgemm kernel on a chip."""
     (m, n, tile_k), threads, warps = spec.config.tile, spec.threads, spec.threads // WARP_THREADS
     rows, columns = 2 * spec.warpgroup_rows // WGMMA_M, 2 * spec.warpgroup_columns // N8_COLUMNS
     loads = ceil(rows / VECTOR_ELEMENTS) + ceil(columns / VECTOR_ELEMENTS)
@@ -235,7 +234,6 @@ def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, device: in
 
 
 def _with_fitted_stages(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config:
-    """Return the config with as many of its stages as fit into shared memory."""
     return fit_stages(spec_for(config, problem, epilogue))
 
 

@@ -233,7 +233,6 @@ def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True, s
 def _configs_for(
     epilogue: EpilogueSpec, promoted: bool, splits: bool, sms: int, bits: int, n: int, k: int, batch: int
 ) -> ConfigTable:
-    """Return the configs that may be valid for some M of `bits` bits."""
     all_configs = configs_for_epilogue(epilogue, promoted, splits, sms)
     return all_configs.select(np.flatnonzero(all_configs.plausible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
 

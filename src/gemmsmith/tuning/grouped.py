@@ -214,7 +214,6 @@ def _rounded(rows: int) -> int:
 
 
 def _with_rows(p: Problem, rows: int) -> Problem:
-    """Return a batched product with `rows` rows of A and D per batch."""
     a, d = (replace(x, rows=rows, batch_stride=rows * x.row_stride) for x in (p.a, p.d))
     return p.with_matrices(a, p.b, d, p.scales)
 

@@ -123,7 +123,6 @@ def find_compiled(source: str, name: str, target: str, *, line_info: bool = Fals
 
 
 def _cache_key(source: str, target: str, line_info: bool = False) -> str:
-    """Return the key of a kernel in the cache."""
     return cubin_cache.make_key(source, (target, *OPTIONS, *[LINE_INFO_FLAG] * line_info), nvrtc_version())
 
 

@@ -174,7 +174,6 @@ class PreparedRun:
         self._launches.launch(dict(self._addresses), self._array, workspace, stream)
 
     def __call__(self) -> Any:
-        """Launch the run, and return the results."""
         if kernel_loader.is_current(self._device):
             self._replay()
         else:

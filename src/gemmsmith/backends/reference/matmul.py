@@ -83,7 +83,6 @@ def blockwise_scaled_matmul(a: Array, b: Array, scale_a: Array | None, scale_b: 
 
 
 def _expand_scales(scales: Array, count: int) -> Array:
-    """Expand per-row or per-128-row scales to `count` rows."""
     scales = scales.astype(np.float64)
     return scales if scales.shape[-1] == count else np.repeat(scales, SCALE_BLOCK, axis=-1)[..., :count]
 

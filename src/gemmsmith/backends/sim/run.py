@@ -147,7 +147,6 @@ def _are_written_whole(spec: KernelSpec | None) -> bool:
 
 
 def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:
-    """Return a hazard if elements of a result have not been written, else an empty list."""
     buffer = memory.buffer_at(int(address))
     if buffer is None or 0 in info.shape:
         return []

@@ -305,7 +305,6 @@ class _DerivativeBuilder:
         return self.tracer.add(node.op, *inputs, attribute=node.attribute, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
-        """Return the value of a reduction, read as an operand."""
         return self.operand(OUTPUT_PREFIX + result.name, self.broadcast_dims[result.node], self.dtype(result))
 
     def _seed_result(self, r: Result) -> None:
@@ -359,7 +358,6 @@ def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
 
 
 def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:
-    """Return the broadcast dims of the node that a result stores or reduces."""
     node = graph.nodes[result.node]
     return graph.broadcast_dims[node.inputs[0] if node.op == "reduce" else result.node]
 

@@ -385,7 +385,6 @@ class EVT(TopologicalVisitor):
 
 
 def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> None:
-    """Raise EpilogueError if one of `nodes` is no visitor."""
     for node in nodes:
         if not isinstance(node, Visitor):
             raise epilogue_error(

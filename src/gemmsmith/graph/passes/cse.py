@@ -27,7 +27,6 @@ def cse(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
-    """Merge nodes of the same operation, inputs and attribute."""
     canonical: dict[Node, int] = {}
 
     def rule(editor: Editor, node: Node) -> int:

@@ -62,7 +62,6 @@ PASSES = {"joint_custom_pre_pass": JointGraphPass, "post_grad_custom_pre_pass": 
 
 @lru_cache(maxsize=1)
 def _package_digest() -> str:
-    """Return a digest of gemmsmith's version and files."""
     digest = hashlib.sha256(gemmsmith.__version__.encode())
     waiting = [resources.files("gemmsmith")]
     while waiting:
@@ -75,7 +74,6 @@ def _package_digest() -> str:
 
 
 def _gpus() -> list[str]:
-    """Return the name and compute capability of each GPU."""
     devices = range(torch.cuda.device_count())
     return [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}" for i in devices]
 

@@ -201,7 +201,6 @@ class FxEpilogueTracer(Tracer):
             )
 
     def _is_computable_dtype(self, dtype_: torch.dtype) -> bool:
-        """Return whether the epilogue computes values of a dtype."""
         return dtype_ == torch.float64 if dtype(self.matmul.a) == torch.float64 else dtype_ in VALUE_DTYPES
 
     @property

@@ -38,7 +38,6 @@ class InductorTraffic:
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        """Make the model of all nodes of the graph."""
         self.opaque_depths: dict[Node, int] = {}
         """Nodes to the maximum number of opaque nodes on a path from an input of the graph to them."""
         self.materialized_sources: dict[Node, frozenset[Node]] = {}

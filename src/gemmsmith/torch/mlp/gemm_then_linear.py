@@ -275,7 +275,6 @@ def _gradients(
 
 
 def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """Return the gradient of a, the sum of g @ b.mT over the arrays b; None if all g are None."""
     total = None
     for g, b in zip(gradients, weights, strict=True):
         if g is not None:
@@ -292,6 +291,5 @@ def _product_arguments(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
 
 @dynamo_constant
 def _sum_epilogue(dtype: str, is_matrix: bool) -> str:
-    """Return the serialized epilogue that adds a row or a matrix of this dtype."""
     operands = {"c": (BroadcastDims(False, int(is_matrix), 1), graph_dtype(dtype))}  # type: ignore[arg-type]
     return serialize(trace(lambda acc, c: acc + c, (2, 2), operands))

@@ -175,7 +175,6 @@ _VALUE_HANDLERS: dict[type[Value], Handler] = {
 
 
 def _compile_statement(statement: st.Statement) -> CompiledStatement:
-    """Return a statement with the function that executes it."""
     location, is_preemption_point = statement.location, isinstance(statement, st.IssueInstruction)
     if not isinstance(statement, st.Define):
         return CompiledStatement(location, is_preemption_point, _STATEMENT_HANDLERS[type(statement)], statement)

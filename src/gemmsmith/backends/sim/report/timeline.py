@@ -162,5 +162,4 @@ def entry_of(span: Span) -> str:
 
 
 def _order_of_entry(entry: str) -> tuple[int, int]:
-    """Return the position of an entry in the legend: stages first."""
     return (0, int(entry.removeprefix("stage "))) if entry.startswith("stage ") else (1, [*COLORS].index(entry))
