@@ -19,7 +19,7 @@ def export(planned: PlannedGemm, folder: str | Path, name: str) -> Path:
     """Write the files that `Plan.export` documents, and return the header's path."""
     signature, folder = Signature.of(planned), Path(folder)
     try:
-        program = Program(signature.explore())
+        program = Program(signature.explore(), {x.name: x.second for x in signature.arrays if x.second})
     except NotImplementedError as error:
         raise ArgumentError(f"plan: got one whose arguments need {error}; it cannot be exported yet") from None
     if not program.slots:
@@ -49,14 +49,14 @@ def check(signature: Signature, program: Program) -> None:
     for _ in range(CHECKS):
         values = signature.draw(dice)
         numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
-        if numbers["error"] or min(values[x.name] for x in signature.variables if not x.is_address) < 2:
+        if numbers["error"] or signature.has_single(values):
             continue
         try:
-            differs = program.differences(numbers, signature.rebound(values), values)
+            differs = program.differences(numbers, signature.rebound(values), signature.addresses(values))
         except ArgumentError as error:
             differs = f"{error}"
         if differs:
-            sizes = {x: values[x] for x in ("batch", "m", "n", "k") if x in values}
+            sizes = {x: values[x] for x in signature.sizes}
             raise ArgumentError(f"plan: got one that no header serves, since with {sizes} {differs}")
 
 
@@ -69,7 +69,7 @@ def _description(signature: Signature, program: Program) -> dict[str, Any]:
         "variables": [{"name": x.name, "least": x.least, "most": x.most} for x in signature.variables],
         "arrays": [
             {"name": x.name, "dtype": f"{x.info.dtype}", "is_result": x.info.writable, "strides": x.strides,
-             "shape": [f"{size} / {by}" if by > 1 else size for size, by in x.sizes]}
+             "shape": [f"ceil({size} / {by})" if by > 1 else size for size, by in x.sizes], "second": x.second}
             for x in signature.arrays
         ],
         "numbers": signature.numbers,
