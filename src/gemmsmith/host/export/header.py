@@ -150,6 +150,8 @@ def _checks(name: str, signature: Signature) -> Iterator[str]:
         yield f"    const int64_t {x.name}_bytes = {_bytes(name, x, empties)};"
     parts = [(y, x) for x in signature.arrays for y in (x.name, x.second) if y]
     yield f"    if ({' || '.join(f'(!x->{y} && {x.name}_bytes)' for y, x in parts)}) return {name}_ERROR_SIZE;"
+    if unaligned := [f"(uintptr_t)x->{y} % {x.info.itemsize}" for y, x in parts if x.info.itemsize > 1]:
+        yield f"    if ({' || '.join(unaligned)}) return {name}_ERROR_LAYOUT;"
     results = [x for x in signature.arrays if x.info.writable]
     conditions = [_self_overlap(name, x) for x in results if x.strides is not None]
     for x in results:
