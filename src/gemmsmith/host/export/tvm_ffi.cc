@@ -30,8 +30,8 @@ void check(int status) {
 #define FIND(function) reinterpret_cast<decltype(&function)>(find(nullptr, TEXT(function)))
 #define CUDA(function, ...)                                    \
     do {                                                       \
-        static const auto found = FIND(function);              \
-        const int result = found(__VA_ARGS__);                 \
+        static const auto entry = FIND(function);              \
+        const int result = entry(__VA_ARGS__);                 \
         check(result ? <!-- name -->_ERROR_DRIVER + result : 0); \
     } while (0)
 
