@@ -166,11 +166,11 @@ def test_what_the_function_refuses(what: str, folder: Path) -> None:
 
 
 def test_wrong_dimensions_and_counts(folder: Path) -> None:
-    call = changed_call("fp8", folder, 0, 1, [512, 640, 1])
+    call = changed_call("split", folder, 0, 1, [512, 640, 1])
     call["arrays"][0][2] = [640, 1, 1]
-    fewer = changed_call("fp8", folder, 0, 1, [512, 640])
+    fewer = changed_call("split", folder, 0, 1, [512, 640])
     del fewer["arrays"][2]
-    _, lines = run("fp8", folder, [call, fewer])
+    _, lines = run("split", folder, [call, fewer])
     assert lines[0] == " # ValueError: a.ndim: got 3; use 2"
     assert "Expected 3 but got 2 arguments" in lines[1]
 
