@@ -68,32 +68,28 @@ def make_header(name: str, signatures: Sequence[Signature], program: Program) ->
 def make_tvm_ffi(name: str, signature: Signature) -> str:
     """Return the source of the function of the header `name`: of a, b, operands, results, and numbers."""
     arrays = sorted(signature.arrays, key=lambda x: x.info.writable)
-    sizes = [f"x.{v.name}" for v in signature.variables if v.name in ("batch", "m", "n", "k")]
+    names, numbers = [x.name for x in arrays], signature.numbers
     parts = {
-        "signature": ", ".join(x.removeprefix("in_") for x in (*(x.name for x in arrays), *signature.numbers)),
-        "parameters": ", ".join(
-            [*(f"TensorView {x.name}" for x in arrays), *(f"double {number}" for number in signature.numbers)]
-        ),
-        "sizes": " = ".join(sizes),
-        "arguments": "\n".join([
-            *map(_bind, arrays), *(f"    x.{number} = static_cast<float>({number});" for number in signature.numbers)
-        ]),
+        "signature": ", ".join(x.removeprefix("in_") for x in (*names, *numbers)),
+        "parameters": ", ".join([*(f"TensorView {x}" for x in names), *(f"float {x}" for x in numbers)]),
+        "sizes": " = ".join(f"x.{v.name}" for v in signature.variables if v.name in ("batch", "m", "n", "k")),
+        "arguments": "\n".join([*map(_bind, arrays), *(f"    x.{number} = {number};" for number in numbers)]),
         "values": '\n            << ", '.join(f'{v.name} = " << x.{v.name}' for v in signature.variables),
         "name": name,
-    }  # fmt: skip
+    }
     return _filled("tvm_ffi.cc", parts)
 
 
 def _bind(x: Array) -> str:
     """Return the statement that checks an array, and reads its address, sizes and strides."""
-    code, bits, lanes = next(key for key, dtype in DLPACK_DTYPES.items() if dtype is x.info.dtype)
-    axes = (
-        "{" + (f"&x.{size}" if isinstance(size, str) else "nullptr") + f", {by}, "
-        + (f"&x.{stride}, 0" if isinstance(stride, str) else f"nullptr, {stride}") + "}"
-        for (size, by), stride in zip(x.sizes, x.strides, strict=True)
-    )  # fmt: skip
-    shown = x.name.removeprefix("in_")
-    return f'    x.{x.name} = bind({x.name}, "{shown}", {{{code}, {bits}, {lanes}}}, device, {{{", ".join(axes)}}});'
+    dtype = str(next(key for key, dtype in DLPACK_DTYPES.items() if dtype is x.info.dtype))[1:-1]
+    axes = []
+    for (size, by), stride in zip(x.sizes, x.strides, strict=True):
+        whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
+        axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
+    return (
+        f'    x.{x.name} = bind({x.name}, "{x.name.removeprefix("in_")}", {{{dtype}}}, device, {{{", ".join(axes)}}});'
+    )
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

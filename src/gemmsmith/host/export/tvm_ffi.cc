@@ -2,13 +2,13 @@
  *
  *     g++ -std=c++17 -O2 -shared -fPIC <!-- name -->_tvm_ffi.cc -o <!-- name -->.so -I"$CUDA_HOME/include" \
  *         $(tvm-ffi-config --cxxflags --ldflags --libs) -ldl
- *     python -c 'import tvm_ffi; print(tvm_ffi.load_module("./<!-- name -->.so").<!-- name -->)'
  */
 #include <dlfcn.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 
+#include <map>
 #include <mutex>
 
 #include "<!-- name -->.h"
@@ -51,11 +51,11 @@ struct Device {
 /* Returns a device whose kernels are loaded, by the first call. */
 const Device &loaded(int id) {
     static std::mutex mutex;
-    static Device devices[64], *ready[64];
+    static std::map<int, Device> devices;
     const std::lock_guard<std::mutex> lock(mutex);
-    if (id < 0 || id >= 64) TVM_FFI_THROW(ValueError) << "a.device: got id " << id << "; use one of 0 to 63";
-    if (!ready[id]) {
-        Device &device = devices[id];
+    auto place = devices.find(id);
+    if (place == devices.end()) {
+        Device device;
         <!-- name -->_driver driver;
         if (!<!-- name -->_find_driver(&driver, find, nullptr)) TVM_FFI_THROW(RuntimeError) << "libcuda: none found, or one too old";
         CUDA(cuDevicePrimaryCtxRetain, &device.context, id);
@@ -63,9 +63,9 @@ const Device &loaded(int id) {
         const int status = <!-- name -->_load(&device.kernels, &driver);
         if (status) <!-- name -->_unload(&device.kernels);
         check(status);
-        ready[id] = &device;
+        place = devices.emplace(id, device).first;
     }
-    return *ready[id];
+    return place->second;
 }
 
 /* A dimension: its size is *size / by, or 1; its stride is read into *stride, or must be `fixed`. */
@@ -73,26 +73,24 @@ struct Axis {
     int64_t *size, by, *stride, fixed;
 };
 
+#define COMPARE(kind, what, got, use) \
+    if (got != use) TVM_FFI_THROW(kind) << name << "." << what << ": got " << got << "; use " << use
+
 /* Returns an array's address. Sizes that are negative are read, and others are compared. */
 void *bind(TensorView x, const char *name, DLDataType dtype, DLDevice device, std::initializer_list<Axis> axes) {
-    const auto compare = [name](const char *what, int i, int64_t got, int64_t use) {
-        if (got != use) TVM_FFI_THROW(ValueError) << name << what << "[" << i << "]: got " << got << "; use " << use;
-    };
+    const int64_t dimensions = axes.size();
+    COMPARE(ValueError, "device type (1: CPU, 2: CUDA)", x.device().device_type, kDLCUDA);
+    COMPARE(ValueError, "device id", x.device().device_id, device.device_id);
+    COMPARE(TypeError, "dtype", x.dtype(), dtype);
+    COMPARE(ValueError, "ndim", x.ndim(), dimensions);
     int i = 0;
-    if (x.device().device_type != kDLCUDA || x.device().device_id != device.device_id)
-        TVM_FFI_THROW(ValueError) << name << ".device: got type " << x.device().device_type << ", id " << x.device().device_id
-                                  << "; use a's, which must be CUDA's (2)";
-    if (x.dtype() != dtype) TVM_FFI_THROW(TypeError) << name << ".dtype: got " << x.dtype() << "; use " << dtype;
-    if (x.ndim() != static_cast<int>(axes.size()))
-        TVM_FFI_THROW(ValueError) << name << ".ndim: got " << x.ndim() << "; use " << axes.size();
     for (const Axis &axis : axes) {
         const int64_t size = x.size(i), stride = x.strides()[i];
         if (axis.size && *axis.size < 0) *axis.size = size * axis.by;
-        compare(".shape", i, size, axis.size ? *axis.size / axis.by : 1);
-        if (axis.stride)
-            *axis.stride = size > 1 ? stride : (x.numel() / 16 + 1) * 16; /* that of a single row may be any */
-        else if (size > 1)
-            compare(".strides", i, stride, axis.fixed);
+        const int64_t use = axis.size ? *axis.size / axis.by : 1;
+        COMPARE(ValueError, "shape[" << i << "]", size, use);
+        if (axis.stride) *axis.stride = size > 1 ? stride : (x.numel() / 16 + 1) * 16; /* that of a single row may be any */
+        if (!axis.stride && size > 1) COMPARE(ValueError, "strides[" << i << "]", stride, axis.fixed);
         ++i;
     }
     return x.numel() ? static_cast<char *>(x.data_ptr()) + x.byte_offset() : reinterpret_cast<void *>(256);
