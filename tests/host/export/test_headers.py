@@ -201,9 +201,7 @@ def driving(name: str, about: dict[str, Any]) -> str:
         f"x.{v} = {'(void *)(intptr_t)' * (v in addresses)}next();" for v in (y["name"] for y in about["variables"])
     ]
     reads += [f"x.{number} = (float)next() / 8;" for number in about["numbers"]]
-    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
-    kinds = ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
-    lines = "\n".join([*(f'    kinds_of_function[{i}] = "{x}";' for i, x in enumerate(kinds))])
+    lines = "\n".join([*(f'    kinds_of_function[{i}] = "{x}";' for i, x in enumerate(kinds_of(about)))])
     return f"""
 #include "{name}.h"
 #include "driver.h"
@@ -232,6 +230,12 @@ int main(void) {{
 """
 
 
+def kinds_of(about: dict[str, Any]) -> list[str]:
+    """The sizes of each kernel's parameters, for the stand-in."""
+    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
+    return ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
+
+
 def run(program: Path, problems: list[list[int]]) -> list[tuple[int, list[int], list[list[int]]]]:
     """Of each problem the status, the bytes of the workspace and of the flags, and the launches."""
     text = "\n".join(" ".join(map(str, x)) for x in problems)
@@ -248,7 +252,7 @@ def _parsed(line: str) -> tuple[int, list[int], list[list[int]]]:
 
 def expected(signature: Signature, launches: Launches, values: dict[str, int], numbers: dict[str, float]) -> Any:
     """What the stand-in prints of Python's launches."""
-    addresses = {**signature.addresses(values), **numbers, "workspace": 1 << 58, "flags": 1 << 59}
+    addresses = {"workspace": 1 << 58, "flags": 1 << 59, **values, **signature.addresses(values), **numbers}
     if launches.swapped:
         addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
     result = []

@@ -11,13 +11,13 @@ from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.host.export.header import make_header, with_identifiers
+from gemmsmith.host.export.header import make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.trace import Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
 
 
-def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
+def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi: bool = False) -> Path:
     """Write the files that `Plan.export` documents, and return the header's path.
 
     `plans`: each serves M up to its own, the last every larger M.
@@ -43,6 +43,8 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
     (folder / f"{name}.json").write_text(with_identifiers(description), "utf-8")
     path = folder / f"{name}.h"
     path.write_text(header, "utf-8")
+    if tvm_ffi:
+        (folder / f"{name}_tvm_ffi.cc").write_text(make_tvm_ffi(name, signatures[0]), "utf-8")
     return path
 
 

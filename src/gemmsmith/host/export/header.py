@@ -1,11 +1,12 @@
-"""The C header of a plan: header.h with its parts filled in."""
+"""The C header of a plan, and a function of TVM-FFI by it: header.h and tvm_ffi.cc with their parts filled in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gemmsmith.arrays.dlpack import DLPACK_DTYPES
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
@@ -61,7 +62,39 @@ def make_header(name: str, signatures: Sequence[Signature], program: Program) ->
         "launches": "\n".join(_launch(name, i, x) for i, x in enumerate(program.slots.values())),
         "name": name,
     }
-    text = Path(__file__).with_name("header.h").read_text("utf-8")
+    return _filled("header.h", parts)
+
+
+def make_tvm_ffi(name: str, signature: Signature) -> str:
+    """Return the source of the function of the header `name`: of a, b, operands, results, and numbers."""
+    arrays = sorted(signature.arrays, key=lambda x: x.info.writable)
+    names, numbers = [x.name for x in arrays], signature.numbers
+    parts = {
+        "signature": ", ".join(x.removeprefix("in_") for x in (*names, *numbers)),
+        "parameters": ", ".join([*(f"TensorView {x}" for x in names), *(f"float {x}" for x in numbers)]),
+        "sizes": " = ".join(f"x.{v.name}" for v in signature.variables if v.name in ("batch", "m", "n", "k")),
+        "arguments": "\n".join([*map(_bind, arrays), *(f"    x.{number} = {number};" for number in numbers)]),
+        "values": '\n            << ", '.join(f'{v.name} = " << x.{v.name}' for v in signature.variables),
+        "name": name,
+    }
+    return _filled("tvm_ffi.cc", parts)
+
+
+def _bind(x: Array) -> str:
+    """Return the statement that checks an array, and reads its address, sizes and strides."""
+    dtype = str(next(key for key, dtype in DLPACK_DTYPES.items() if dtype is x.info.dtype))[1:-1]
+    axes = []
+    for (size, by), stride in zip(x.sizes, x.strides, strict=True):
+        whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
+        axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
+    return (
+        f'    x.{x.name} = bind({x.name}, "{x.name.removeprefix("in_")}", {{{dtype}}}, device, {{{", ".join(axes)}}});'
+    )
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this folder with its parts, in order, filled in."""
+    text = Path(__file__).with_name(template).read_text("utf-8")
     for part, value in parts.items():
         text = text.replace(f"<!-- {part} -->", value)
     return with_identifiers(text)
