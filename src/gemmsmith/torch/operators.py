@@ -146,7 +146,7 @@ def _function(
     checks = [f"x.{y} != {x.shape[i]}" for y, (_, i, x) in sizes.items() if isinstance(x.shape[i], int)]
     for y, (x, _) in inputs.items():
         checks += (f"{x}.size({i}) != {_size(*size)}" for i, size in enumerate(arrays[y].sizes))
-        strides = enumerate(arrays[y].strides)
+        strides = enumerate(arrays[y].strides or ())
         checks += (f"({x}.size({i}) > 1 && {x}.stride({i}) != {z})" for i, z in strides if isinstance(z, int))
     yield f"    if ({' || '.join(checks)}) return false;"
     for y, (_, dtype) in outputs.items():
@@ -154,7 +154,9 @@ def _function(
         yield f"    c.results.push_back(empty({{{shape}}}, {_code(dtype)}, c.a));"
     for y, (x, _) in (inputs | outputs).items():
         yield f"    x.{y} = {x}.data_ptr();"
-        yield from (f"    x.{z} = stride({x}, {i});" for i, z in enumerate(arrays[y].strides) if isinstance(z, str))
+        yield from (
+            f"    x.{z} = stride({x}, {i});" for i, z in enumerate(arrays[y].strides or ()) if isinstance(z, str)
+        )
     yield from (f"    x.{operand_argument(y)} = (float)c.numbers[{i}];" for i, y in enumerate(graph.number_names))
     yield f"    run_{name}(x, c.a);\n    return true;\n}}"
 
@@ -165,5 +167,6 @@ def _code(dtype: Any) -> str:
 
 
 def _size(size: str | int, by: int) -> str:
-    """Return a variable or a number, divided by another, in C++."""
-    return (f"x.{size}" if isinstance(size, str) else f"{size}") + f" / {by}" * (by > 1)
+    """Return a variable or a number, divided by another and rounded up, in C++."""
+    whole = f"x.{size}" if isinstance(size, str) else f"{size}"
+    return f"(({whole} + {by - 1}) / {by})" if by > 1 else whole

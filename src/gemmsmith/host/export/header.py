@@ -66,13 +66,20 @@ def make_header(name: str, signatures: Sequence[Signature], program: Program) ->
 
 
 def make_tvm_ffi(name: str, signature: Signature) -> str:
-    """Return the source of the function of the header `name`: of a, b, operands, results, and numbers."""
+    """Return the source of the function of the header `name`: of a, b, operands, results, and numbers.
+
+    Raises ArgumentError for two arrays as b, and for a dtype that DLPack has not.
+    """
     arrays = sorted(signature.arrays, key=lambda x: x.info.writable)
+    for x in arrays:
+        if x.second or x.info.dtype not in DLPACK_DTYPES.values():
+            what = "two arrays" if x.second else f"{x.info.dtype}"
+            raise ArgumentError(f"tvm_ffi: got {what} as {x.name}, which no function of TVM-FFI takes; use the header")
     names, numbers = [x.name for x in arrays], signature.numbers
     parts = {
         "signature": ", ".join(x.removeprefix("in_") for x in (*names, *numbers)),
         "parameters": ", ".join([*(f"TensorView {x}" for x in names), *(f"float {x}" for x in numbers)]),
-        "sizes": " = ".join(f"x.{v.name}" for v in signature.variables if v.name in ("batch", "m", "n", "k")),
+        "sizes": " = ".join(f"x.{size}" for size in signature.sizes),
         "arguments": "\n".join([*map(_bind, arrays), *(f"    x.{number} = {number};" for number in numbers)]),
         "values": '\n            << ", '.join(f'{v.name} = " << x.{v.name}' for v in signature.variables),
         "name": name,
@@ -84,7 +91,7 @@ def _bind(x: Array) -> str:
     """Return the statement that checks an array, and reads its address, sizes and strides."""
     dtype = str(next(key for key, dtype in DLPACK_DTYPES.items() if dtype is x.info.dtype))[1:-1]
     axes = []
-    for (size, by), stride in zip(x.sizes, x.strides, strict=True):
+    for (size, by), stride in zip(x.sizes, x.strides or [-1] * len(x.sizes), strict=True):
         whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
         axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
     return (

@@ -68,7 +68,8 @@ const Device &loaded(int id) {
     return place->second;
 }
 
-/* A dimension: its size is *size / by, or 1; its stride is read into *stride, or must be `fixed`. */
+/* A dimension: its size is *size / by, rounded up, or 1; its stride is read into *stride, or must be `fixed`, or that of
+ * a contiguous array (-1). */
 struct Axis {
     int64_t *size, by, *stride, fixed;
 };
@@ -87,10 +88,12 @@ void *bind(TensorView x, const char *name, DLDataType dtype, DLDevice device, st
     for (const Axis &axis : axes) {
         const int64_t size = x.size(i), stride = x.strides()[i];
         if (axis.size && *axis.size < 0) *axis.size = size * axis.by;
-        const int64_t use = axis.size ? *axis.size / axis.by : 1;
+        const int64_t use = axis.size ? (*axis.size + axis.by - 1) / axis.by : 1;
+        int64_t fixed = axis.fixed < 0 ? 1 : axis.fixed;
+        for (int j = i + 1; axis.fixed < 0 && j < x.ndim(); ++j) fixed *= x.size(j);
         COMPARE(ValueError, "shape[" << i << "]", size, use);
         if (axis.stride) *axis.stride = size > 1 ? stride : (x.numel() / 16 + 1) * 16; /* that of a single row may be any */
-        if (!axis.stride && size > 1) COMPARE(ValueError, "strides[" << i << "]", stride, axis.fixed);
+        if (!axis.stride && size > 1) COMPARE(ValueError, "strides[" << i << "]", stride, fixed);
         ++i;
     }
     return x.numel() ? static_cast<char *>(x.data_ptr()) + x.byte_offset() : reinterpret_cast<void *>(256);
