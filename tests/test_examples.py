@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,16 @@ CONFIGS = [
 
 
 WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --compile --steps 6"]
+
+
+def test_the_example_of_jax_runs() -> None:
+    """On the CPU, by the reference."""
+    pytest.importorskip("jax_tvm_ffi")
+    line = [sys.executable, ROOT / "examples/jax_gemm.py"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.removeprefix("cpu: largest error ")) < 0.05
 
 
 @pytest.mark.torch

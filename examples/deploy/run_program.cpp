@@ -2,11 +2,11 @@
  *
  *     TORCH=$(python -c "import torch; print(torch.__path__[0])")
  *     g++ -std=c++20 -I"$TORCH/include" run_program.cpp -o run_program -L"$TORCH/lib" -Wl,-rpath,"$TORCH/lib" \
- *         -ltorch -ltorch_cpu -lc10
+ *         -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl
  *     ./run_program model.pt2 inputs.pt outputs.pt
  *
- * inputs.pt is a list of tensors, written by torch.save; torch.load reads outputs.pt, a tuple. A library of operators,
- * if there is a fourth argument, is loaded first.
+ * inputs.pt is a list of tensors, written by torch.save; torch.load reads outputs.pt, a tuple. A fourth
+ * argument is a library of operators, such as gemmsmith.torch.export_operators writes.
  */
 #include <dlfcn.h>
 

@@ -105,3 +105,10 @@ def test_what_no_bundle_can_have(folder: Path, problems: Any, error: str) -> Non
 def test_a_file_that_is_no_json(folder: Path) -> None:
     Path("problems.json").write_text("up: 64x64x64")
     assert "problems.json: got no JSON" in call("bundle", "problems.json").stderr
+
+
+def test_a_function_for_tvm_ffi(folder: Path) -> None:
+    result = call("export", "40x128x256", "--tvm-ffi", "--name", "mine", "--output", "out", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["files"]["cc"] == "out/mine_tvm_ffi.cc"
+    assert (folder / "out/mine_tvm_ffi.cc").read_text().startswith("/* mine(a, b, out) as a function of TVM-FFI.")

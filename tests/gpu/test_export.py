@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -113,3 +114,42 @@ def test_the_engine(tmp_path: Path) -> None:
     done = subprocess.run([tmp_path / "engine", "1", "48", "1000"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("largest error") == 3
+
+
+@pytest.mark.parametrize("splits", [1, 3, 0])
+def test_tvm_ffi_on_torch_tensors(splits: int, tmp_path: Path) -> None:
+    """Bit for bit as Python, on another stream, too, and in a graph; stream-K (0) has flags."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    config = Config("cooperative", (128, 128, 64), (1, 1), 4, splits=splits)
+    plan = gemmsmith.plan(random_matrix(512, 1024), random_matrix(1024, 768, "t"), config=config)
+    plan.export(tmp_path, tvm_ffi=True)
+    flags = [f"-I{x}" for x in tvm_ffi.libinfo.include_paths()]
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{HOME}/include", *flags, "gemm_tvm_ffi.cc", "-o", "gemm.so"]
+    subprocess.run([*command, tvm_ffi.libinfo.find_libtvm_ffi(), "-ldl"], check=True, cwd=tmp_path)
+    function = tvm_ffi.load_module(str(tmp_path / "gemm.so")).gemm
+    for _ in range(6):
+        m, n, k = random.randrange(1, 3000), 8 * random.randrange(1, 300), random.randrange(1, 3000)
+        a, b = random_matrix(m, k), random_matrix(k, n, "t")
+        outs = [torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        want = gemmsmith.gemm(a, b, config=config)
+        function(a, b, outs[0])
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(a, b, outs[1])
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            function(a, b, outs[2])
+        graph.replay()
+        assert all(torch.equal(out, want) for out in outs), (m, n, k)
+    with pytest.raises(TypeError, match="a.dtype: got float32; use bfloat16"):
+        function(a.float(), b, outs[0])
+
+
+def test_the_example_of_jax() -> None:
+    """By the kernel where JAX has the GPU, by the reference elsewhere."""
+    pytest.importorskip("jax_tvm_ffi")
+    example, environment = EXAMPLE.parents[1] / "jax_gemm.py", {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("largest error ")[1]) < 0.05

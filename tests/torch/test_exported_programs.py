@@ -123,7 +123,7 @@ def run_in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Run:
     if not shutil.which("g++"):
         pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("cpp")
-    libraries = ["-ltorch", "-ltorch_cpu", "-lc10"]
+    libraries = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
     command = ["g++", "-std=c++20", f"-I{TORCH}/include", EXAMPLE, "-o", "run_program", f"-L{TORCH}/lib"]
     subprocess.run([*command, f"-Wl,-rpath,{TORCH}/lib", *libraries], check=True, cwd=folder)
     loaded = subprocess.run(["ldd", "run_program"], check=True, cwd=folder, capture_output=True, text=True).stdout

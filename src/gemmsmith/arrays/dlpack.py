@@ -45,11 +45,12 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-_DLPACK_DTYPES = {
+DLPACK_DTYPES = {
     (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (10, 8, 1): E4M3, (12, 8, 1): E5M2,
     (0, 8, 1): INT8, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
     (1, 8, 1): UE8M0, (14, 8, 1): UE8M0,
 }  # fmt: skip
+"""Dtypes by their code, bits and lanes."""
 _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
 
 
@@ -68,7 +69,7 @@ def read_dlpack(x: Any) -> ArrayInfo:
         tensor, writable = managed.tensor, not managed.flags & _READ_ONLY
     else:
         tensor, writable = _Tensor.from_address(_get_pointer(capsule, b"dltensor") or 0), False
-    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits, tensor.lanes))
+    dtype = DLPACK_DTYPES.get((tensor.code, tensor.bits, tensor.lanes))
     device = _DLPACK_DEVICES.get(tensor.device_type)
     if dtype is None or device is None:
         raise UnsupportedArrayError(

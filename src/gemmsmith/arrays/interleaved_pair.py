@@ -34,8 +34,9 @@ def _describe_pair(describe: Callable[[Any], ArrayInfo], group: int, arrays: Any
         raise UnsupportedArrayError(
             f"got two arrays of {columns} columns, which alternate in groups of {group}; use a multiple"
         )
-    stride, remainder = divmod(second.address - first.address, first.itemsize)
-    if remainder:
+    distance = second.address - first.address
+    stride = distance // first.itemsize
+    if distance % first.itemsize:
         raise UnsupportedArrayError(f"got an address that is not a multiple of the element's {first.itemsize} bytes")
     if not stride and first.has_data and 0 not in first.shape:
         raise UnsupportedArrayError("got the same array twice; use two arrays")

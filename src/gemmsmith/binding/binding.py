@@ -154,11 +154,8 @@ class Binding:
         problem = self.problem.with_degenerate_strides_of(other.problem)
         return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
-    def allocate_results(self) -> Binding:
-        """Return the binding with the missing results allocated, uninitialized, in the library of `like`.
-
-        Raises ArgumentError if a result is the maximum or minimum of no elements.
-        """
+    def check_results_have_values(self) -> None:
+        """Raise ArgumentError if a result is the maximum or minimum of no elements."""
         for r in self.graph.results:
             node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
             is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")
@@ -166,6 +163,13 @@ class Binding:
                 raise ArgumentError(
                     f"a, b: the GEMM's shape {self.shape} is empty; {r.name}, a {node.attribute[0]}, has no value"
                 )
+
+    def allocate_results(self) -> Binding:
+        """Return the binding with the missing results allocated, uninitialized, in the library of `like`.
+
+        Raises ArgumentError as `check_results_have_values` does.
+        """
+        self.check_results_have_values()
         unallocated = self.unallocated_results
         if not unallocated:
             return self

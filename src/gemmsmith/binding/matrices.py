@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from gemmsmith.arrays import ArrayInfo, Spec, describe
+from gemmsmith.arrays import ArrayInfo, row_major
 from gemmsmith.binding.checks import Multiplication
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
@@ -63,7 +63,8 @@ def orient_problem(
         for x in multiplication.as_elements(*(x for x in given if isinstance(x, ArrayInfo)))
     )
     mma, promoted = multiplication.mma, multiplication.promoted
-    d = arrays[d_name] if d_name else to_matrix(describe(Spec(shape, out_dtype)), batch)
+    default = ArrayInfo(out_dtype, shape, row_major(shape), 0, "spec", 0, True)
+    d = arrays[d_name] if d_name else to_matrix(default, batch)
     scale_a, scale_b = (
         Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[role])
         if role in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None

@@ -56,9 +56,11 @@ struct bundle {{
     default=(),
     help="M of further plans. The header chooses by M: each plan serves M up to its own.",
 )
+@click.option("--tvm-ffi", is_flag=True, help="Also write NAME_tvm_ffi.cc, a function for PyTorch and JAX.")
 @options.as_json
 def export(
-    sizes: options.PartialSizes, output: Path, name: str, rows: tuple[int, ...], as_json: bool, **choices: Any
+    sizes: options.PartialSizes, output: Path, name: str, rows: tuple[int, ...], tvm_ffi: bool, as_json: bool,
+    **choices: Any,
 ) -> None:  # fmt: skip
     """Write a kernel and one C header that launches it, for any M, N and K; needs no GPU.
 
@@ -73,8 +75,10 @@ def export(
         m, n, k = options.complete_sizes(sizes, (4096,) * 3, choices["groups"])
         plans = [Plan(make_plan(make_request(choices, (rows, n, k)), choices)) for rows in dict.fromkeys((m, *rows))]
         progress("finding what the kernel's arguments depend on")
-        header = plans[0].export(output, name, plans[1:])
+        header = plans[0].export(output, name, plans[1:], tvm_ffi=tvm_ffi)
     files = {x.suffix[1:]: str(x) for x in (header, *(header.with_suffix(f".{y}") for y in ("cu", "cubin", "json")))}
+    if tvm_ffi:
+        files["cc"] = str(header.with_name(f"{name}_tvm_ffi.cc"))
     text = "\n".join(click.style(f"{kind:<6}", bold=True) + path for kind, path in files.items())
     print_outcome({"configs": [str(x.config) for x in plans], "files": files}, text, None, as_json)
 

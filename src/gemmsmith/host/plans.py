@@ -247,7 +247,9 @@ class Plan:
         )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records, counters)
 
-    def export(self, folder: str | Path, name: str = "gemm", others: Iterable[Plan] = ()) -> Path:
+    def export(
+        self, folder: str | Path, name: str = "gemm", others: Iterable[Plan] = (), *, tvm_ffi: bool = False
+    ) -> Path:
         """Write the kernels and one C header that launches them, for any M, N, K, strides and addresses.
 
         The header needs cuda.h and functions of libcuda, which it finds by a function of the caller: no other library,
@@ -260,6 +262,9 @@ class Plan:
             name: The prefix of the header's functions, a C identifier.
             others: Plans of the same GEMM for other M. The header then chooses by M: each plan serves M up to its own,
                 and the one of the most rows every larger M.
+            tvm_ffi: Also write `name`_tvm_ffi.cc, the source of a function of TVM-FFI (apache-tvm-ffi), for Python,
+                PyTorch and JAX. It takes a, b, the epilogue's arrays, the results and the epilogue's numbers; its first
+                lines say how to compile it.
 
         Returns:
             The path of the header.
@@ -271,4 +276,4 @@ class Plan:
         """
         from gemmsmith.host.export.files import export
 
-        return export([self._planned, *(x._planned for x in others)], folder, name)
+        return export([self._planned, *(x._planned for x in others)], folder, name, tvm_ffi)

@@ -95,8 +95,8 @@ class Packing:
         s, make = self.source, strided_copy
         if s.row_stride < s.col_stride and s.rows > 1:
             s, make = s.T, transpose
-        must_be_word_multiples = [s.cols, s.row_stride, s.batch_stride, s.alignment // s.dtype.bytes]
-        vectorized = s.col_stride == 1 and all(x * s.dtype.bytes % 4 == 0 for x in must_be_word_multiples)
+        all_bits = s.cols | s.row_stride | s.batch_stride | s.alignment // s.dtype.bytes
+        vectorized = s.col_stride == 1 and all_bits * s.dtype.bytes % 4 == 0
         return make(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
 
 

@@ -75,8 +75,9 @@ class ReduceSpec:
         lanes = THREADS
         if not partials.tiles_per_batch:
             num_partials = ceil_div(partials.num_partials, partials.groups or 1)
-            lanes = 1 << (max(ceil_div(num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length()
-            lanes = min(lanes, MAX_LANES_OF_GROUPS if has_ranges else MAX_LANES)
+            lanes, most = 1, MAX_LANES_OF_GROUPS if has_ranges else MAX_LANES
+            while lanes < most and lanes * LOADS_IN_FLIGHT < num_partials:
+                lanes *= 2
         spec = cls(kind, dtype, lanes, has_ranges=has_ranges)
         return replace(spec, is_split=not has_ranges and partials.num_partials > spec.min_partials_per_slice)
 

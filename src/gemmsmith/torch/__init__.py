@@ -10,6 +10,7 @@ from gemmsmith.torch.mlp.gemm_then_linear import gemm_then_linear
 from gemmsmith.torch.mlp.layers import FusedLinear, FusedMLP
 from gemmsmith.torch.moe.layer import FusedMoE
 from gemmsmith.torch.moe.transformers import register_experts
+from gemmsmith.torch.operators import export_operators
 from gemmsmith.torch.ops import decompositions
 from gemmsmith.torch.tune import autotune, warmup
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "FusedMoE", "autotune", "decompositions",
-    "explain", "gemm", "gemm_then_linear", "grouped_gemm", "options", "register_experts", "warmup",
+    "explain", "export_operators", "gemm", "gemm_then_linear", "grouped_gemm", "options", "register_experts", "warmup",
 ]  # fmt: skip
 
 

@@ -222,7 +222,7 @@ def _cuda_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str,
     return _launch(epilogue, a, b if b2 is None else (b, b2), offsets, *numbers_and_operands)
 
 
-def _decompose(
+def decompose(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Sequence[float], operands: Sequence[Any]
 ) -> Any:
     """Compute gemm_{o} for `decompositions`: on the CPU, too, as torch.matmul multiplies."""
@@ -474,7 +474,7 @@ def _define_gemm(results: int) -> Any:
     op = define_op(
         f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
         f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _cpu_kernel, _cuda_kernel,
-        _count_flops, _decompose,
+        _count_flops, decompose,
     )  # fmt: skip
     _define_batching(op)
     return op

@@ -58,6 +58,65 @@ def two(acc: Any, scale: Any) -> Any:
     return {"half": (acc * scale).half(), "sign": acc > 0}
 
 
+def block_scales(batch: tuple[int, ...] = (), layout: str = "t") -> dict[str, Any]:
+    of_a, of_b = (*batch, 512, 5), (*batch, 5, 3)
+    strides = (4096,) * len(batch) + ((1, 512) if layout == "t" else (8, 1))
+    return {"scale_a": Spec(of_a, "fp32", strides), "scale_b": Spec(of_b, "fp32", (15,) * len(batch) + (1, 5))}
+
+
+def two_weights(dtype: str = "bf16") -> Plan:
+    weight, scale = Spec((640, 384), dtype, (1, 640)), Spec((5, 3), "fp32", (1, 5))
+    scales = {"scale_a": Spec((512, 5), "fp32", (1, 512)), "scale_b": (scale, scale)} if dtype != "bf16" else {}
+    return gemmsmith.plan(Spec((512, 640), dtype), (weight, weight), epilogue=gated, **scales)
+
+
+def grouped(
+    table: str = "offsets",
+    count: int = 8,
+    dtype: str = "bf16",
+    layout: str = "n",
+    along: str = "m",
+    is_pair: bool = False,
+    **options: Any,
+) -> Plan:
+    m, n, k = 512, 384, 640
+    b: Any = Spec((count, k, n), dtype, (n * k, *((n, 1) if layout == "n" else (1, k))))
+    a = Spec((count, m, k) if table == "counts" else (m, k), dtype)
+    if along == "k":
+        a, b = Spec((m, k), dtype, (1, m)), Spec((k, n), dtype)
+    arrays = {"gather", "scatter"} & {*options}
+    grouping = gemmsmith.Grouping(table, along, gathers="gather" in arrays, scatters="scatter" in arrays)
+    if "gather" in arrays:
+        a = Spec((800, k), dtype)
+    return gemmsmith.plan(a, (b, b) if is_pair else b, grouping=grouping, **{table: Spec((count,), "int32")}, **options)
+
+
+def packed(dtype: str, **options: Any) -> Plan:
+    a, b = Spec((512, 640), dtype, (643, 1)), Spec((640, 384), dtype, (1, 641))
+    return gemmsmith.plan(a, b, **options)
+
+
+def whole_rows(epilogue: Any, **operands: Any) -> Plan:
+    return gemmsmith.plan(Spec((512, 640), "bf16"), Spec((640, 128), "bf16"), epilogue=epilogue, **operands)
+
+
+def reduced(acc: Any) -> Any:
+    return {"out": acc, "all": acc.sum(), "columns": acc.mean(-2, keepdim=True), "rows": acc.abs().amax(-1)}
+
+
+def logsumexp(acc: Any, bias: Any) -> Any:
+    return {"out": acc + bias, "lse": (acc + bias).logsumexp(-1)}
+
+
+def sums(acc: Any) -> Any:
+    return {"out": acc, "columns": acc.sum(0), "all": acc.mean()}
+
+
+def of_groups(acc: Any, bias: Any) -> Any:
+    return {"out": acc + bias, "totals": acc.sum(-2), "norms": acc.square().sum(-1)}
+
+
+INDICES = Spec((512,), "int32")
 VECTOR, COLUMN, MATRIX = Spec((384,), "bf16"), Spec((512, 1), "fp32"), Spec((512, 384), "bf16")
 FAST: dict[str, Any] = {"accumulate": "fast"}
 PLANS = {
@@ -76,6 +135,37 @@ PLANS = {
     "fp8": lambda: plan(dtype="fp8_e4m3", **FAST),
     "tma": lambda: plan(config=Config("tma", (128, 128, 64), (1, 1), 4)),
     "tf32": lambda: plan("nn", "fp32", precision="tf32"),
+    "block scales": lambda: plan(dtype="fp8_e4m3", **block_scales()),
+    "block scales along K": lambda: plan("nt", "fp8_e4m3", (3,), **block_scales((3,), "n")),
+    "two weights": lambda: two_weights(),
+    "two weights with scales": lambda: two_weights("fp8_e4m3"),
+    "row sums": lambda: plan(epilogue=lambda acc: acc.sum(-1)),
+    "reductions": lambda: plan("nn", "fp16", (3,), epilogue=reduced),
+    "logsumexp": lambda: plan(epilogue=logsumexp, bias=VECTOR),
+    "added": lambda: plan(epilogue=sums, deterministic=False),
+    "constant": lambda: plan(epilogue=lambda acc: {"out": acc, "most": (acc * 0 + 3).amax(0)}),
+    "top-k": lambda: whole_rows(lambda acc: gemmsmith.top_k_softmax(acc, 4)),
+    "quantize": lambda: plan(epilogue=lambda acc: gemmsmith.quantize(acc.relu(), "1x128")),
+    "packed": lambda: packed("bf16"),
+    "packed fp8": lambda: plan("tn", "fp8_e4m3", **FAST),
+    "fp32": lambda: plan("nn", "fp32"),
+    "3xtf32": lambda: plan("nt", "fp32", precision="3xtf32"),
+    "one row": lambda: gemmsmith.plan(Spec((1, 640), "bf16"), Spec((640, 384), "bf16", (1, 640))),
+    "grouped": lambda: grouped(),
+    "grouped sizes": lambda: grouped("sizes", 40, layout="t"),
+    "masked": lambda: grouped("counts"),
+    "grouped along K": lambda: grouped(along="k"),
+    "gather and scatter": lambda: grouped(
+        epilogue=lambda acc, s: acc * s, s=COLUMN, out=Spec((700, 384), "bf16"), gather=INDICES, scatter=INDICES
+    ),
+    "grouped scales": lambda: grouped(
+        dtype="fp8_e4m3",
+        layout="t",
+        scale_a=Spec((512, 5), "fp32", (8, 1)),
+        scale_b=Spec((8, 5, 3), "fp32", (15, 1, 5)),
+    ),
+    "reductions of groups": lambda: grouped(epilogue=of_groups, bias=Spec((8, 1, 384), "bf16")),
+    "grouped weights": lambda: grouped(layout="t", is_pair=True, epilogue=gated),
 }
 
 
@@ -106,14 +196,12 @@ def compile_with(compiler: str, *arguments: Any) -> None:
 
 def driving(name: str, about: dict[str, Any]) -> str:
     """A program that launches with each set of arguments that it reads, and prints the status and the launches."""
-    addresses = {x["name"] for x in about["arrays"]}
+    addresses = {name for x in about["arrays"] for name in (x["name"], x["second"])}
     reads = [
         f"x.{v} = {'(void *)(intptr_t)' * (v in addresses)}next();" for v in (y["name"] for y in about["variables"])
     ]
     reads += [f"x.{number} = (float)next() / 8;" for number in about["numbers"]]
-    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
-    kinds = ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
-    lines = "\n".join([*(f'    kinds_of_function[{i}] = "{x}";' for i, x in enumerate(kinds))])
+    lines = "\n".join([*(f'    kinds_of_function[{i}] = "{x}";' for i, x in enumerate(kinds_of(about)))])
     return f"""
 #include "{name}.h"
 #include "driver.h"
@@ -142,6 +230,12 @@ int main(void) {{
 """
 
 
+def kinds_of(about: dict[str, Any]) -> list[str]:
+    """The sizes of each kernel's parameters, for the stand-in."""
+    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
+    return ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
+
+
 def run(program: Path, problems: list[list[int]]) -> list[tuple[int, list[int], list[list[int]]]]:
     """Of each problem the status, the bytes of the workspace and of the flags, and the launches."""
     text = "\n".join(" ".join(map(str, x)) for x in problems)
@@ -158,7 +252,7 @@ def _parsed(line: str) -> tuple[int, list[int], list[list[int]]]:
 
 def expected(signature: Signature, launches: Launches, values: dict[str, int], numbers: dict[str, float]) -> Any:
     """What the stand-in prints of Python's launches."""
-    addresses = {**values, **numbers, "workspace": 1 << 58, "flags": 1 << 59}
+    addresses = {"workspace": 1 << 58, "flags": 1 << 59, **values, **signature.addresses(values), **numbers}
     if launches.swapped:
         addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
     result = []
@@ -166,7 +260,7 @@ def expected(signature: Signature, launches: Launches, values: dict[str, int], n
         kernel, arguments = launch.kernel, launch.resolve(addresses)
         resident = 66 if kernel.cluster[0] > 1 else 132
         clusters = min(launch.work_clusters, resident) if kernel.persistent else launch.work_clusters
-        row = [i, clusters * kernel.cluster[0], kernel.threads, kernel.shared_bytes, int(i > 0)]
+        row = [kernel.name, clusters * kernel.cluster[0], kernel.threads, kernel.shared_bytes, int(i > 0)]
         for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
             row += _numbers(kind, arguments[p.name or ""])
         result.append(row)
@@ -175,9 +269,11 @@ def expected(signature: Signature, launches: Launches, values: dict[str, int], n
 
 def _numbers(kind: str, x: Any) -> Iterator[int]:
     if isinstance(x, TensorMap):
-        codes = {"bf16": 9, "fp16": 6, "fp32": 7, "tf32": 7}
-        yield from (x.address, *x.extents, *x.strides, *x.box, codes.get(f"{x.dtype}", 0))
-        yield {0: 0, 32: 1, 64: 2, 128: 3}[x.swizzle]
+        codes = {"bf16": 9, "fp16": 6, "fp32": 7, "tf32": 7, "int32": 4}
+        extents, strides, box = x.encoded()
+        yield from (x.address, codes.get(f"{x.dtype}", 0) * 256 + {0: 0, 32: 1, 64: 2, 128: 3}[x.swizzle])
+        yield from ([extent << 32 | y for extent, y in zip(extents, box, strict=True)] + [0] * 5)[:5]
+        yield from (list(strides) + [0] * 9)[:9]
     elif kind == "cluster_permutation":
         yield 287
     elif kind == "f32":
@@ -195,25 +291,26 @@ def arguments_of(
 
 def compared(name: str, folder: Path, drawn: list[dict[str, int]]) -> Counter[tuple[bool, int]]:
     """How many problems Python can launch or not, with which status of the header, whose launches are Python's."""
-    signature, _, program = exported(name, folder)
+    signature, about, program = exported(name, folder)
     dice, counts = random.Random(), Counter[tuple[bool, int]]()
     given = [arguments_of(signature, x, dice) for x in drawn]
     for values, (_, numbers), (status, needed, launches) in zip(
         drawn, given, run(program, [x for x, _ in given]), strict=True
     ):
-        is_empty = 0 in (values["m"], values["n"], values.get("batch", 1))
+        is_empty = 0 in [values[x] for x in signature.shape] and not signature.has_reductions
         python = None if is_empty else pythons(signature, values)
         if status or python is None:
-            assert launches == []
+            assert launches == [], values
         else:
-            assert (needed, launches) == expected(signature, python, values, numbers), values
+            named = [[about["kernels"][x[0]]["name"], *x[1:]] for x in launches]
+            assert (needed, named) == expected(signature, python, values, numbers), values
         counts[python is not None, status] += 1
     return counts
 
 
 def pythons(signature: Signature, values: dict[str, int]) -> Launches | None:
     """Python's launches of these arrays, bound anew; with a single row, column or matrix, as the header has strides."""
-    if min(values[x.name] for x in signature.variables if not x.is_address) < 2:
+    if signature.has_single(values):
         traced = signature.launches(values)
         return None if isinstance(traced, str) else traced
     try:
@@ -232,7 +329,9 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
     assert counts[True, 2] + counts[True, 3] <= 2  # paths that the search has not found
 
 
-@pytest.mark.parametrize("name", ["chosen", "split", "batch", "epilogue"])
+@pytest.mark.parametrize(
+    "name", ["chosen", "split", "batch", "epilogue", "block scales", "two weights", "row sums", "grouped"]
+)
 def test_wrong_arguments_are_refused(name: str, folder: Path) -> None:
     """Any numbers: what is launched is what Python launches with the plan's kernel alone."""
     signature, _, _ = exported(name, folder)
@@ -270,15 +369,12 @@ def test_what_cannot_be_exported() -> None:
     numbers = iter(range(1, 100))
     with pytest.warns(gemmsmith.RetraceWarning):
         retraced = plan(epilogue=lambda acc: acc * next(numbers))
-    wide, tall = Spec((512, 640), "bf16"), Spec((640, 128), "bf16")
-    top_k = gemmsmith.plan(wide, tall, epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 4))
     for refused, error in (
         (plan(epilogue=lambda acc: acc * (1 / acc.shape[-1])), "got one that no header serves, since with"),
-        (top_k, "got one with a function of whole rows"),
         (plan(epilogue=named, x=MATRIX, x_stride=VECTOR), "two are equal; rename the operand"),
         (retraced, "got one with an epilogue that is traced at each call"),
-        (plan(epilogue=lambda acc: acc.sum(0)), "got one with a reduction"),
-        (gemmsmith.plan(Spec((1, 64), "bf16"), Spec((64, 64), "bf16")), "got m = 1; export a plan for at least 2"),
+        (gemmsmith.plan(Spec((64, 64), "bf16"), Spec((64, 1), "bf16")), "b: got the shape .* does not tell rows from"),
+        (plan(batch=(1,)), "got a batch of 1; export a plan for a batch of at least 2"),
     ):
         with pytest.raises(ArgumentError, match=error):
             refused.export("unused")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.host.export.symbol import OPERATIONS, Expression, Symbol, traced
+from gemmsmith.host.export.symbol import OPERATIONS, Expression, Inverse, Symbol, function_of, traced, variables_of
 
 BOUNDS = {"m": (1, 12), "n": (0, 6), "k": (-5, 5), "free": (-math.inf, math.inf)}
 
@@ -71,7 +71,27 @@ def test_what_is_implied_is_not_noted() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x / 2, lambda x: divmod(x, 2), lambda x: 2**x, float, lambda x: x ^ 1,
-                                   round, math.floor, lambda x: 1 / x, int])  # fmt: skip
+                                   round, math.floor, lambda x: 3 / x, int])  # fmt: skip
 def test_what_a_symbol_cannot_remember_is_an_error(wrong: Any) -> None:
     with pytest.raises(NotImplementedError, match="does not remember"):
         wrong(Symbol(3, Expression("m")))
+
+
+def test_the_inverse_of_a_symbol_remembers_it() -> None:
+    with traced({}):
+        inverse: Any = 1 / Symbol(3, Expression("m"))
+    assert isinstance(inverse, Inverse)
+    assert inverse == 1 / 3
+    assert inverse.of.expression == Expression("m")
+
+
+def test_functions_compute_expressions() -> None:
+    """On random values, as Python does."""
+    dice = random.Random()
+    for _ in range(100):
+        values = {"m": dice.randrange(1, 1000), "n": dice.randrange(1, 1000)}
+        with traced({}):
+            m, n = (Symbol(x, Expression(name)) for name, x in values.items())
+            computed: Any = -(-(m * 3 + n) // 7) % (n | 16) - (m & -m).bit_length()
+        assert function_of(computed.expression)(values) == int.__int__(computed)
+        assert variables_of(computed.expression) == {"m", "n"}

@@ -11,13 +11,13 @@ from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.host.export.header import make_header, with_identifiers
+from gemmsmith.host.export.header import make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.trace import Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
 
 
-def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
+def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi: bool = False) -> Path:
     """Write the files that `Plan.export` documents, and return the header's path.
 
     `plans`: each serves M up to its own, the last every larger M.
@@ -25,7 +25,8 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
     signatures, folder = sorted(map(Signature.of, plans), key=lambda x: x.rows), Path(folder)
     check_alike(signatures)
     try:
-        program = Program(explore_choice(signatures))
+        seconds = {x.name: x.second for x in signatures[0].arrays if x.second}
+        program = Program(explore_choice(signatures), seconds)
     except NotImplementedError as error:
         raise ArgumentError(f"plan: got one whose arguments need {error}; it cannot be exported yet") from None
     if not program.slots:
@@ -42,6 +43,8 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str) -> Path:
     (folder / f"{name}.json").write_text(with_identifiers(description), "utf-8")
     path = folder / f"{name}.h"
     path.write_text(header, "utf-8")
+    if tvm_ffi:
+        (folder / f"{name}_tvm_ffi.cc").write_text(make_tvm_ffi(name, signatures[0]), "utf-8")
     return path
 
 
@@ -57,14 +60,14 @@ def check(signature: Signature, program: Program, rows: range) -> None:
     dice = random.Random(0)
     for values in islice(filter(lambda x: x["m"] in rows, (signature.draw(dice) for _ in range(MAX_DRAWS))), CHECKS):
         numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
-        if numbers["error"] or min(values[x.name] for x in signature.variables if not x.is_address) < 2:
+        if numbers["error"] or signature.has_single(values):
             continue
         try:
-            differs = program.differences(numbers, signature.rebound(values), values)
+            differs = program.differences(numbers, signature.rebound(values), signature.addresses(values))
         except ArgumentError as error:
             differs = f"{error}"
         if differs:
-            sizes = {x: values[x] for x in ("batch", "m", "n", "k") if x in values}
+            sizes = {x: values[x] for x in signature.sizes}
             raise ArgumentError(f"plan: got one that no header serves, since with {sizes} {differs}")
 
 
@@ -77,7 +80,7 @@ def _description(signatures: Sequence[Signature], program: Program) -> dict[str,
         "variables": [{"name": x.name, "least": x.least, "most": x.most} for x in signature.variables],
         "arrays": [
             {"name": x.name, "dtype": f"{x.info.dtype}", "is_result": x.info.writable, "strides": x.strides,
-             "shape": [f"{size} / {by}" if by > 1 else size for size, by in x.sizes]}
+             "shape": [f"ceil({size} / {by})" if by > 1 else size for size, by in x.sizes], "second": x.second}
             for x in signature.arrays
         ],
         "numbers": signature.numbers,

@@ -108,6 +108,12 @@ static inline int64_t <!-- name -->_shl_(int64_t a, int64_t b) {
 static inline int64_t <!-- name -->_shr_(int64_t a, int64_t b) {
     return b < 0 || b > 62 ? 0 : <!-- name -->_div_(a, (int64_t)((uint64_t)1 << b));
 }
+static inline int64_t <!-- name -->_inverse_bits_(int64_t a) { /* of 1 / a as fp32 */
+    const float x = a ? (float)(1.0 / (double)a) : 0;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
 static inline int64_t <!-- name -->_bit_length_(int64_t a) {
     uint64_t rest = a < 0 ? (uint64_t)<!-- name -->_neg_(a) : (uint64_t)a;
     int64_t bits = 0;
@@ -252,18 +258,20 @@ static inline void <!-- name -->_unload(<!-- name -->_kernels *kernels) {
     }
 }
 
-/* Encodes a tensor map of rank 3 at a multiple of 64 bytes. Strides and swizzle in bytes. */
+/* Encodes a tensor map at a multiple of 64 bytes: of its rank many extents, one stride less, and the extents of the box,
+ * innermost first, and the swizzle. Strides and swizzle in bytes. */
 static inline CUresult <!-- name -->_encode_(
-    const <!-- name -->_kernels *kernels, void *map, CUtensorMapDataType type, int64_t address, int64_t inner, int64_t outer,
-    int64_t batch, int64_t outer_stride, int64_t batch_stride, int64_t box_inner, int64_t box_outer, int64_t box_batch, int64_t swizzle) {
-    const cuuint64_t extents[] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)batch};
-    const cuuint64_t strides[] = {(cuuint64_t)outer_stride, (cuuint64_t)batch_stride};
-    const cuuint32_t box[] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, (cuuint32_t)box_batch}, ones[] = {1, 1, 1};
+    const <!-- name -->_kernels *kernels, void *map, CUtensorMapDataType type, cuuint32_t rank, int64_t address, const uint64_t *numbers) {
+    cuuint64_t sizes[9];
+    cuuint32_t box[5], ones[5], i;
+    const uint64_t swizzle = numbers[3 * rank - 1];
     const CUtensorMapSwizzle mode = swizzle == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
                                     : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                     : swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE;
+    for (i = 0; i < 2 * rank - 1; ++i) sizes[i] = numbers[i];
+    for (i = 0; i < rank; ++i) box[i] = (cuuint32_t)numbers[2 * rank - 1 + i], ones[i] = 1;
     return kernels->driver.cuTensorMapEncodeTiled(
-        (CUtensorMap *)map, type, 3, (void *)(intptr_t)address, extents, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        (CUtensorMap *)map, type, rank, (void *)(intptr_t)address, sizes, sizes + rank, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
         mode, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 

@@ -1,11 +1,12 @@
-"""The C header of a plan: header.h with its parts filled in."""
+"""The C header of a plan, and a function of TVM-FFI by it: header.h and tvm_ffi.cc with their parts filled in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gemmsmith.arrays.dlpack import DLPACK_DTYPES
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
@@ -13,7 +14,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host.export.program import FIELDS, Program
+from gemmsmith.host.export.program import Program, numbers_of
 from gemmsmith.host.export.trace import Array, Signature
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
@@ -21,12 +22,12 @@ from gemmsmith.lang.launch import Launch
 
 FUNCTIONS = {
     "+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "ceil_div": "ceil_div", "<<": "shl", ">>": "shr",
-    "neg": "neg", "bit_length": "bit_length",
+    "neg": "neg", "bit_length": "bit_length", "inverse_bits": "inverse_bits",
 }  # fmt: skip
 """Operations of a Program that are functions in C; the others are C's operators."""
 C_TYPES = {
     "i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "u64": "uint64_t", "pointer": "uint64_t",
-    "fast_divmod": "uint64_t", "f32": "float",
+    "fast_divmod": "uint64_t",
 }  # fmt: skip
 """Types of parameters by their kinds."""
 
@@ -61,7 +62,46 @@ def make_header(name: str, signatures: Sequence[Signature], program: Program) ->
         "launches": "\n".join(_launch(name, i, x) for i, x in enumerate(program.slots.values())),
         "name": name,
     }
-    text = Path(__file__).with_name("header.h").read_text("utf-8")
+    return _filled("header.h", parts)
+
+
+def make_tvm_ffi(name: str, signature: Signature) -> str:
+    """Return the source of the function of the header `name`: of a, b, operands, results, and numbers.
+
+    Raises ArgumentError for two arrays as b, and for a dtype that DLPack has not.
+    """
+    arrays = sorted(signature.arrays, key=lambda x: x.info.writable)
+    for x in arrays:
+        if x.second or x.info.dtype not in DLPACK_DTYPES.values():
+            what = "two arrays" if x.second else f"{x.info.dtype}"
+            raise ArgumentError(f"tvm_ffi: got {what} as {x.name}, which no function of TVM-FFI takes; use the header")
+    names, numbers = [x.name for x in arrays], signature.numbers
+    parts = {
+        "signature": ", ".join(x.removeprefix("in_") for x in (*names, *numbers)),
+        "parameters": ", ".join([*(f"TensorView {x}" for x in names), *(f"float {x}" for x in numbers)]),
+        "sizes": " = ".join(f"x.{size}" for size in signature.sizes),
+        "arguments": "\n".join([*map(_bind, arrays), *(f"    x.{number} = {number};" for number in numbers)]),
+        "values": '\n            << ", '.join(f'{v.name} = " << x.{v.name}' for v in signature.variables),
+        "name": name,
+    }
+    return _filled("tvm_ffi.cc", parts)
+
+
+def _bind(x: Array) -> str:
+    """Return the statement that checks an array, and reads its address, sizes and strides."""
+    dtype = str(next(key for key, dtype in DLPACK_DTYPES.items() if dtype is x.info.dtype))[1:-1]
+    axes = []
+    for (size, by), stride in zip(x.sizes, x.strides or [-1] * len(x.sizes), strict=True):
+        whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
+        axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
+    return (
+        f'    x.{x.name} = bind({x.name}, "{x.name.removeprefix("in_")}", {{{dtype}}}, device, {{{", ".join(axes)}}});'
+    )
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this folder with its parts, in order, filled in."""
+    text = Path(__file__).with_name(template).read_text("utf-8")
     for part, value in parts.items():
         text = text.replace(f"<!-- {part} -->", value)
     return with_identifiers(text)
@@ -76,7 +116,7 @@ def with_identifiers(text: str) -> str:
 
 def _arguments(signature: Signature) -> Iterator[str]:
     """Yield the members of the struct of arguments."""
-    arrays = {x.name: x for x in signature.arrays}
+    arrays = {name: x for x in signature.arrays for name in (x.name, x.second)}
     for x in signature.variables:
         if array := arrays.get(x.name):
             yield f"    {'' if array.info.writable else 'const '}void *{x.name}; /* {_shape(array)} */"
@@ -88,9 +128,9 @@ def _arguments(signature: Signature) -> Iterator[str]:
 
 def _shape(x: Array) -> str:
     """Return an array's dtype, shape and strides, for a comment."""
-    sizes = ", ".join(f"{size}" + f" / {by}" * (by > 1) for size, by in x.sizes)
-    strides = ", ".join(map(str, x.strides))
-    return f"{x.info.dtype} ({sizes}), strides ({strides})" if x.sizes else f"{x.info.dtype}, one"
+    sizes = ", ".join(f"ceil({size} / {by})" if by > 1 else f"{size}" for size, by in x.sizes)
+    strides = "contiguous" if x.strides is None else f"strides ({', '.join(map(str, x.strides))})"
+    return f"{x.info.dtype} ({sizes}), {strides}" if x.sizes else f"{x.info.dtype}, one"
 
 
 def _field(output: str) -> str:
@@ -101,7 +141,7 @@ def _field(output: str) -> str:
 
 def _operations(name: str, signature: Signature, program: Program) -> Iterator[str]:
     """Yield the statements that compute the outputs."""
-    addresses = {x.name for x in signature.arrays} | {"workspace", "flags"}
+    addresses = {x.name for x in signature.variables if x.is_address} | {"workspace", "flags"}
     for i in program.needed():
         op, *operands = program.operations[i]
         if op == "constant":
@@ -131,32 +171,42 @@ def _value(program: Program, i: int) -> str:
 
 def _checks(name: str, signature: Signature) -> Iterator[str]:
     """Yield the statements that check the arguments' bounds, leave if there is nothing to do, and refuse overlaps."""
-    sizes = [v for v in signature.variables if v.name in ("batch", "m", "n", "k")]
+    sizes = signature.variables[: len(signature.sizes)]
+    empties = list[str]()  # sizes for which there is nothing to do if they are 0
+    if not signature.has_reductions:
+        empties = [v.name for v in sizes if v.name in signature.shape and v.name != "groups"]
     for v in sizes:
         divides = f" || x->{v.name} % {v.multiple}" * (v.multiple > 1)
-        yield f"    if (x->{v.name} < 0 || x->{v.name} > {v.most}{divides}) return {name}_ERROR_SIZE;"
-    yield f"    if ({' || '.join(f'!x->{v.name}' for v in sizes if v.name != 'k')}) return {name}_OK;"
+        least = 0 if v.name in empties else v.least
+        yield f"    if (x->{v.name} < {least} || x->{v.name} > {v.most}{divides}) return {name}_ERROR_SIZE;"
+    if empties:
+        yield f"    if ({' || '.join(f'!x->{v}' for v in empties)}) return {name}_OK;"
     for v in signature.variables[len(sizes) :]:
         if v.is_address:
-            condition = f"!x->{v.name} || (uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
+            condition = f"(uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
         else:
             condition = f"x->{v.name} < {v.least} || x->{v.name} > INT64_C({v.most})"
         yield f"    if ({condition}) return {name}_ERROR_SIZE;"
     for x in signature.arrays:
-        yield f"    const int64_t {x.name}_bytes = {_bytes(name, x)};"
+        yield f"    const int64_t {x.name}_bytes = {_bytes(name, x, empties)};"
+    parts = [(y, x) for x in signature.arrays for y in (x.name, x.second) if y]
+    yield f"    if ({' || '.join(f'(!x->{y} && {x.name}_bytes)' for y, x in parts)}) return {name}_ERROR_SIZE;"
+    if unaligned := [f"(uintptr_t)x->{y} % {x.info.itemsize}" for y, x in parts if x.info.itemsize > 1]:
+        yield f"    if ({' || '.join(unaligned)}) return {name}_ERROR_LAYOUT;"
     results = [x for x in signature.arrays if x.info.writable]
-    conditions = [_self_overlap(name, x) for x in results]
+    conditions = [_self_overlap(name, x) for x in results if x.strides is not None]
     for x in results:
-        for y in signature.arrays:
+        for pointer, y in parts:
             if y not in results[: results.index(x) + 1]:
-                overlap = f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{y.name}, {y.name}_bytes)"
-                may_be_same = x.sizes == y.sizes and y.name not in ("a", "b")
+                overlap = f"{name}_overlap_(x->{x.name}, {x.name}_bytes, x->{pointer}, {y.name}_bytes)"
+                may_be_same = x.sizes == y.sizes and x.strides is not None and not signature.is_read_before(y)
                 conditions.append(f"{overlap} && !({_is_same(x, y)})" if may_be_same else overlap)
     yield from (f"    if ({condition}) return {name}_ERROR_OVERLAP;" for condition in conditions)
 
 
 def _self_overlap(name: str, x: Array) -> str:
     """Return the condition under which elements of an array share memory, in C."""
+    assert x.strides is not None
     axes = range(len(x.strides))
     strides = ", ".join([f"x->{y}" if isinstance(y, str) else f"{y}" for y in x.strides] + ["1"] * (3 - len(axes)))
     sizes = ", ".join([_size(x, i) for i in axes] + ["1"] * (3 - len(axes)))
@@ -165,7 +215,7 @@ def _self_overlap(name: str, x: Array) -> str:
 
 def _is_same(x: Array, y: Array) -> str:
     """Return the condition under which two arrays are one, in C: each element is read before it is written."""
-    if x.info.itemsize != y.info.itemsize:
+    if x.info.itemsize != y.info.itemsize or x.strides is None or y.strides is None:
         return "0"
     pairs = [(f"x->{s}" if isinstance(s, str) else f"{s}", f"x->{t}" if isinstance(t, str) else f"{t}")
              for s, t in zip(x.strides, y.strides, strict=True)]  # fmt: skip
@@ -175,24 +225,25 @@ def _is_same(x: Array, y: Array) -> str:
 def _size(x: Array, axis: int) -> str:
     """Return the size of an array along an axis, in C."""
     size, by = x.sizes[axis]
-    return f"x->{size}" + f" / {by}" * (by > 1) if isinstance(size, str) else f"{size}"
+    rounded = f"(x->{size} + {by - 1}) / {by}" if by > 1 else f"x->{size}"
+    return rounded if isinstance(size, str) else f"{size}"
 
 
-def _elements(name: str, x: Array, axes: Sequence[int]) -> str:
-    """Return the elements from the first to the last one along some axes, in C."""
+def _bytes(name: str, x: Array, positive: Sequence[str]) -> str:
+    """Return the bytes from the first to the last of an array, in C; 0 if it is empty.
+
+    `positive`: sizes that are not 0.
+    """
     text = "1"
-    for axis in axes:
-        stride = x.strides[axis]
-        step = f"x->{stride}" if isinstance(stride, str) else f"{stride}"
-        text = f"{name}_add_({text}, {name}_mul_({_size(x, axis)} - 1, {step}))"
-    return text
-
-
-def _bytes(name: str, x: Array) -> str:
-    """Return the bytes from the first to the last of an array, in C; 0 if it is empty."""
-    count = f"{name}_mul_({_elements(name, x, range(len(x.sizes)))}, {x.info.itemsize})"
-    empty = [f"x->{size}" for size, _ in x.sizes if size == "k"]
-    return f"{empty[0]} ? {count} : 0" if empty else count
+    for i in range(len(x.sizes)):
+        if x.strides is None:
+            text = f"{name}_mul_({text}, {_size(x, i)})"
+        else:
+            step = f"x->{x.strides[i]}" if isinstance(x.strides[i], str) else f"{x.strides[i]}"
+            text = f"{name}_add_({text}, {name}_mul_({_size(x, i)} - 1, {step}))"
+    count = f"{name}_mul_({text}, {x.info.itemsize})"
+    empty = [f"x->{size}" for size, _ in x.sizes if isinstance(size, str) and size not in positive]
+    return f"{' && '.join(empty)} ? {count} : 0" if empty else count
 
 
 def _order(name: str) -> str:
@@ -236,9 +287,10 @@ def _launch(name: str, i: int, launch: Launch) -> str:
         elif kind == "cluster_permutation":
             parameters.append(f"(void *){name}_order_")
         else:
-            c_type = C_TYPES[kind]
-            value = f"x->{x.name}" if kind == "f32" and isinstance(x, Pointer) else f"({c_type})n.k{i}_{p.name}"
-            lines.append(f"{c_type} p_{p.name} = {value if not isinstance(x, float) else repr(x) + 'f'};")
+            value, c_type = f"n.k{i}_{p.name}", C_TYPES["u32" if kind == "f32" else kind]
+            if kind == "f32" and isinstance(x, Pointer):
+                value, c_type = f"x->{x.name}", "float"
+            lines.append(f"{c_type} p_{p.name} = ({c_type}){value};")
             parameters.append(f"&p_{p.name}")
     lines += [f"void *parameters[] = {{{', '.join(parameters)}}};", *encoded]
     if kernel.persistent:
@@ -254,6 +306,8 @@ def _launch(name: str, i: int, launch: Launch) -> str:
 
 def _encode(name: str, fields: str, place: str, x: TensorMap) -> str:
     """Return the statement that encodes a tensor map, whose numbers begin with `fields`."""
-    numbers = [fields + y for y in FIELDS]
-    kind, _ = tensor_map_names(x.dtype, x.swizzle)
-    return f"{name}_TRY_({name}_encode_(kernels, {place}, {kind}, {', '.join(numbers)}));"
+    address, *numbers = numbers_of(x)
+    rank, (kind, _) = len(numbers) // 3, tensor_map_names(x.dtype, x.swizzle)
+    values = ", ".join(f"(uint64_t){fields}{y}" for y in numbers)
+    call = f"{name}_encode_(kernels, {place}, {kind}, {rank}, {fields}{address}, numbers)"
+    return f"{{ const uint64_t numbers[] = {{{values}}}; {name}_TRY_({call}); }}"

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Union
 
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host.export.symbol import OPERATIONS, Expression, Outcomes, Symbol
+from gemmsmith.host.export.symbol import OPERATIONS, Expression, Inverse, Outcomes, Symbol, traced
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 
-FIELDS = ("address", *(f"extent{i}" for i in range(3)), "stride1", "stride2", *(f"box{i}" for i in range(3)), "swizzle")
-"""The numbers of a tensor map."""
-COMPUTE = OPERATIONS | {"ceil_div": ceil_div}
-_Slot = tuple[str, str]
-"""A launch's kernel, by its source, and the arrays of its arguments."""
+COMPUTE = OPERATIONS | {"ceil_div": ceil_div, "inverse_bits": lambda x: _bits(1 / x)}
+DIVISIONS = ("//", "%", "ceil_div", "inverse_bits")
+_Slot = tuple[str, str, int]
+"""A launch's kernel, by its source, the array that it packs, and how many such launches are before it."""
+_BySlot = Mapping[int, Mapping[_Slot, Launch]]
+"""Launches by their slots, by the id of the Launches that has them."""
 _Leaf = Union["Launches", str]
 
 
@@ -35,13 +39,15 @@ class Program:
     Attributes:
         operations: (operation, numbers of earlier ones or constants), of COMPUTE, "variable" with its name,
             "constant" with its value, and "select" with a condition and what it is if that is true, and if not.
+        seconds: The variable of the second of two arrays, by that of the first.
         slots: The kernels that may be launched, in their order, each with a launch that is an example.
         outputs: The number of the operation of each output by its name: "error", 1 if nothing can be launched;
             "workspace_bytes", "flag_bytes"; and of each slot "clusters", 0 if it is not launched, and its arguments.
     """
 
-    def __init__(self, paths: Iterable[tuple[Outcomes, _Leaf]]) -> None:
+    def __init__(self, paths: Iterable[tuple[Outcomes, _Leaf]], seconds: Mapping[str, str]) -> None:
         """Merge the paths. Outcomes that no path has are an error."""
+        self.seconds = seconds
         self.operations: list[tuple[Any, ...]] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         paths = list(paths)
@@ -53,29 +59,30 @@ class Program:
         self.outputs["workspace_bytes"] = self._of_launches(root, lambda x: self._value(x.workspace_bytes))
         self.outputs["flag_bytes"] = self._of_launches(root, lambda x: self._value(x.flag_bytes))
         for i, (slot, example) in enumerate(self.slots.items()):
-            self._add_slot(root, i, slot, example)
+            self._add_slot(root, i, slot, example, {id(x): _by_slot(x) for x in found})
 
     @property
     def kernels(self) -> list[Kernel]:
         """The kernel of each slot."""
         return [x.kernel for x in self.slots.values()]
 
-    def _add_slot(self, root: Node | _Leaf, i: int, slot: _Slot, example: Launch) -> None:
+    def _add_slot(self, root: Node | _Leaf, i: int, slot: _Slot, example: Launch, by_slot: _BySlot) -> None:
         """Add the outputs of a slot."""
 
         def of_slot(name: str, field: str, all_: Launches) -> int | None:
-            found = (_numbers_of(x.arguments[name])[field] for x in all_.all if _slot_of(x) == slot)
-            return next((self._value(_of_caller(x, all_)) for x in found), None)
+            x = by_slot[id(all_)].get(slot)
+            return self._value(_of_caller(numbers_of(x.arguments[name])[field], all_)) if x else None
 
         def clusters(all_: Launches) -> int:
-            return next((self._value(x.work_clusters) for x in all_.all if _slot_of(x) == slot), self._constant(0))
+            x = by_slot[id(all_)].get(slot)
+            return self._value(x.work_clusters) if x else self._constant(0)
 
         self.outputs[f"{i}.clusters"] = self._of_launches(root, clusters)
         kinds = dict(zip((p.name for p in example.kernel.parameters), example.kernel.parameter_kinds, strict=True))
         for name, x in example.arguments.items():
-            if kinds[name] in ("f32", "cluster_permutation"):
+            if kinds[name] == "cluster_permutation" or (kinds[name] == "f32" and isinstance(x, Pointer)):
                 continue
-            for field in _numbers_of(x):
+            for field in numbers_of(x):
                 get = partial(of_slot, name, field)
                 self.outputs[f"{i}.{name}" + f".{field}" * bool(field)] = self._of_launches(root, get)
 
@@ -94,9 +101,17 @@ class Program:
         return self._add("select", self._value(x.comparison), true, false)
 
     def _value(self, x: Any) -> int:
-        """Return the operation of an integer, an expression, or an address."""
+        """Return the operation of an integer, an expression, an address, or the bits of a number as fp32."""
         if isinstance(x, Pointer):
-            return self._add("+", self._add("variable", x.name), self._value(x.offset))
+            address = self._add("variable", x.name)
+            if second := self.seconds.get(x.name):
+                other = self._add("variable", second)
+                address = self._add("select", self._add("<", address, other), address, other)
+            return self._add("+", address, self._value(x.offset))
+        if isinstance(x, Inverse):
+            return self._add("inverse_bits", self._value(x.of))
+        if isinstance(x, float):
+            return self._constant(_bits(x))
         if isinstance(x, Symbol):
             x = x.expression
         if not isinstance(x, Expression):
@@ -150,7 +165,7 @@ class Program:
             given = [values[x] for x in operands]
             if op == "select":
                 values[i] = given[1] if given[0] else given[2]
-            elif (op in ("//", "%", "ceil_div") and not given[1]) or (op in ("<<", ">>") and not 0 <= given[1] < 63):
+            elif (op in DIVISIONS and not given[-1]) or (op in ("<<", ">>") and not 0 <= given[1] < 63):
                 values[i] = 0
             else:
                 values[i] = int(COMPUTE[op](*given))
@@ -163,13 +178,15 @@ class Program:
         """
         expected: dict[str, Any] = {"workspace_bytes": launches.workspace_bytes, "flag_bytes": launches.flag_bytes}
         slots = list(self.slots)
-        for launch in launches.all:
-            i = slots.index(_slot_of(launch)) if _slot_of(launch) in slots else -1
+        for slot, launch in _by_slot(launches).items():
+            i = slots.index(slot) if slot in slots else -1
             expected[f"{i}.clusters"] = launch.work_clusters
             for name, x in launch.arguments.items():
-                for field, value in _numbers_of(x).items():
+                for field, value in numbers_of(x).items():
                     if isinstance(value, Pointer):
                         value = addresses.get(_of_caller(value, launches).name, 0) + value.offset
+                    if isinstance(value, float):
+                        value = _bits(value)
                     expected[f"{i}.{name}" + f".{field}" * bool(field)] = value
         wrong = [
             name
@@ -196,11 +213,15 @@ def _tree(paths: Sequence[tuple[Outcomes, _Leaf]]) -> Node | _Leaf:
     return root
 
 
-def _numbers_of(x: Any) -> dict[str, Any]:
-    """Return the numbers of a tensor map by FIELDS, or another argument under an empty name."""
+def numbers_of(x: Any) -> dict[str, Any]:
+    """Return the numbers of a tensor map as the driver gets them, by name; or another argument under an empty name."""
     if not isinstance(x, TensorMap):
         return {"": x}
-    return dict(zip(FIELDS, (x.address, *x.extents, *x.strides, *x.box, x.swizzle), strict=True))
+    with traced({}):  # of no path
+        extents, strides, box = x.encoded()
+    parts = ("extent", 0, extents), ("stride", 1, strides), ("box", 0, box)
+    numbers = {f"{name}{i}": y for name, first, all_ in parts for i, y in enumerate(all_, first)}
+    return {"address": x.address, **numbers, "swizzle": x.swizzle}
 
 
 def _of_caller(x: Any, launches: Launches) -> Any:
@@ -208,14 +229,24 @@ def _of_caller(x: Any, launches: Launches) -> Any:
 
     The kernel's a is the caller's b if it computes D^T: a launch exchanges the addresses (backends/cuda/run.py).
     """
-    names = {"a": "b", "b": "a"} if launches.swapped else {}
-    return Pointer(names.get(x.name, x.name), x.offset) if isinstance(x, Pointer) else x
+    is_exchanged = launches.swapped and isinstance(x, Pointer) and x.name in ("a", "b")
+    return replace(x, name="b" if x.name == "a" else "a") if is_exchanged else x
 
 
-def _slot_of(launch: Launch) -> _Slot:
-    """Return the slot of a launch: its kernel, and of a packing what it packs."""
-    source = launch.arguments.get("source")
-    return launch.kernel.source, source.name if isinstance(source, Pointer) else ""
+def _bits(x: float) -> int:
+    """Return the bits of a number as fp32."""
+    return int(struct.unpack("<I", struct.pack("<f", x))[0])
+
+
+def _by_slot(launches: Launches) -> dict[_Slot, Launch]:
+    """Return the launches by their slots, in order."""
+    counts, slots = Counter[tuple[str, str]](), {}
+    for launch in launches.all:
+        source = launch.arguments.get("source")
+        key = launch.kernel.source, source.name if isinstance(source, Pointer) else ""
+        slots[(*key, counts[key])] = launch
+        counts[key] += 1
+    return slots
 
 
 def _slots(found: Iterable[Launches]) -> dict[_Slot, Launch]:
@@ -224,8 +255,7 @@ def _slots(found: Iterable[Launches]) -> dict[_Slot, Launch]:
     examples: dict[_Slot, Launch] = {}
     for launches in sorted(found, key=lambda x: -len(x.all)):
         position = len(order)
-        for launch in reversed(launches.all):
-            slot = _slot_of(launch)
+        for slot, launch in reversed(_by_slot(launches).items()):
             if slot in order:
                 position = order.index(slot)
             else:

@@ -12,6 +12,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -37,6 +38,35 @@ _METHODS = {
 """The operations of Symbol's methods."""
 Outcomes = dict[Expression, bool]
 """Comparisons and their outcomes, in the order in which they were made."""
+
+
+@cache
+def function_of(x: Expression) -> Callable[[Mapping[str, int]], Any]:
+    """Return the function that computes an expression from the variables' values. It divides by 1 instead of 0."""
+
+    def text(x: Expression | int) -> str:
+        if isinstance(x, int):
+            return f"({x})"
+        if not x.operands:
+            return f"v[{x.op!r}]"
+        first, *others = map(text, x.operands)
+        if not others:
+            return f"(-{first})" if x.op == "neg" else f"int.bit_length({first})"
+        second = f"({others[0]} or 1)" if x.op in ("//", "%") else others[0]
+        return f"({first} {x.op} {second})"
+
+    function: Callable[[Mapping[str, int]], Any] = eval(f"lambda v: {text(x)}")
+    return function
+
+
+@cache
+def variables_of(x: Expression | int) -> frozenset[str]:
+    """Return the variables of an expression."""
+    if isinstance(x, int):
+        return frozenset()
+    return frozenset.union(*map(variables_of, x.operands)) if x.operands else frozenset([x.op])
+
+
 Bounds = tuple[float, float]
 """The least and the largest value of an integer."""
 UNBOUNDED = (-math.inf, math.inf)
@@ -139,13 +169,18 @@ class Symbol(int):
     def __bool__(self) -> bool:
         return self != 0
 
-    def __neg__(self) -> Symbol:
+    def __rtruediv__(self, other: float) -> Inverse:
+        if other != 1:
+            self.__int__()
+        return Inverse(self)
+
+    def __neg__(self) -> int:
         return _result("neg", self)
 
     def __abs__(self) -> int:
         return self if self >= 0 else -self
 
-    def bit_length(self) -> Symbol:
+    def bit_length(self) -> int:
         """Return the bits of the number without its sign."""
         return _result("bit_length", self)
 
@@ -154,9 +189,26 @@ class Symbol(int):
         raise NotImplementedError("an operation of Python's integers that a Symbol does not remember")
 
 
-def _result(op: str, *operands: int) -> Symbol:
-    """Return the Symbol that an operation makes."""
-    return Symbol(OPERATIONS[op](*map(int.__int__, operands)), _expression(op, operands))
+class Inverse(float):
+    """1 / a Symbol, its `of`."""
+
+    of: Symbol
+
+    def __new__(cls, of: Symbol) -> Inverse:
+        """Make that of a number."""
+        inverse = super().__new__(cls, 1 / int.__int__(of))
+        inverse.of = of
+        return inverse
+
+
+def _result(op: str, *operands: int) -> int:
+    """Return the Symbol that an operation makes; of x * 1, x // 1 and -(-x) it is x."""
+    if op in ("*", "//") and type(operands[1]) is int and operands[1] == 1:
+        return operands[0]
+    expression = _expression(op, operands)
+    if op == "neg" and isinstance(x := expression.operands[0], Expression) and x.op == "neg":
+        expression = x.operands[0]  # type: ignore[assignment]
+    return Symbol(OPERATIONS[op](*map(int.__int__, operands)), expression)
 
 
 def _outcome(op: str, *operands: int) -> bool:
@@ -188,9 +240,8 @@ for _name, _op in _METHODS.items():
     setattr(Symbol, f"__{_name}__", _method(_op))
     if _op not in COMPARISONS:
         setattr(Symbol, f"__r{_name}__", _method(_op, is_reflected=True))
-for _name in ("truediv", "divmod", "pow", "xor"):
+for _name in ("truediv", "divmod", "rdivmod", "pow", "rpow", "xor", "rxor"):
     setattr(Symbol, f"__{_name}__", Symbol.__int__)
-    setattr(Symbol, f"__r{_name}__", Symbol.__int__)
 for _name in ("float", "invert", "pos", "round", "floor", "ceil", "trunc"):
     setattr(Symbol, f"__{_name}__", Symbol.__int__)
 

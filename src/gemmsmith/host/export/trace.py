@@ -8,37 +8,43 @@ by coverage.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gemmsmith.arrays import ArrayInfo, Spec
+from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.matrices import orient_problem
+from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.frozen import changed
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.grouping import MIN_CAPACITY
+from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS
-from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_NAMES, TMA_ALIGNMENT_BYTES
+from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_BLOCK, SCALE_NAMES, TMA_ALIGNMENT_BYTES
+from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.register_usage import row_function_inputs
-from gemmsmith.host.export.symbol import Expression, Outcomes, Symbol, traced
+from gemmsmith.host.export.symbol import Expression, Outcomes, Symbol, function_of, traced, variables_of
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.launch import Launches
 
-MAX_RUNS, RUNS_WITHOUT_NEWS = 20_000, 1_000
-"""Problems that are tried at most, and how many without a new path end the search. Chosen."""
+MAX_PATHS, RUNS_WITHOUT_NEWS, MAX_TRIES = 4_000, 500, 5
+"""Paths that are found at most, how many random problems without a new one end the search, and from how many paths it
+seeks the other outcome of a comparison. Chosen."""
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512,
          513, 1000, 1024, 4096, 5000)  # fmt: skip
 """Sizes that are tried besides random ones up to MAX_DRAWN: next to those of tiles and boxes."""
 MAX_DRAWN = 1 << 13
 POWERS = tuple(1 << i for i in range(11))
-"""Sizes that are tried of each new way."""
 MAX_ADDRESS = 1 << 57
+SIZE_NAMES = {"b": "batch", "g": "groups", "t": "a_rows"}
+"""Names of sizes by the letters of a product's shapes; others have their letter."""
 OTHER_LAYOUT = "arrays of another layout or alignment than the plan's; export a plan of arrays like these"
 
 Values = dict[str, int]
@@ -51,7 +57,7 @@ class Variable(NamedTuple):
         name: Its name.
         what: A comment.
         least, most: Its bounds.
-        multiple: What divides it.
+        multiple: What divides it. The search tries no others; of sizes the header refuses them.
         draw: Returns a random value, given a generator and the values of the variables before it.
     """
 
@@ -71,18 +77,39 @@ class Variable(NamedTuple):
 class Array(NamedTuple):
     """An array that the caller passes: for each dimension its size, and its stride in elements.
 
-    Both are the names of variables, or numbers; a size may be a variable divided by a number.
+    A size is a variable, or a number, divided by a number and rounded up; a stride is a variable or a number. None: the
+    array is contiguous. `second`: the variable of a second array of this layout, whose columns alternate with the
+    first's; else "".
     """
 
     name: str
     info: ArrayInfo
     sizes: tuple[tuple[str | int, int], ...]
-    strides: tuple[str | int, ...]
+    strides: tuple[str | int, ...] | None
+    second: str = ""
 
     def layout(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shape and the strides for these values of the variables."""
         sizes = ((_value(size, values), by) for size, by in self.sizes)
-        return tuple(x if by == 1 else x // by for x, by in sizes), tuple(_value(x, values) for x in self.strides)
+        shape = tuple(x if by == 1 else ceil_div(x, by) for x, by in sizes)
+        if self.strides is None:
+            return shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return shape, tuple(_value(x, values) for x in self.strides)
+
+    def parts(self, values: Mapping[str, int]) -> list[ArrayInfo]:
+        """Return the array, or both, for these values of the variables."""
+        shape, strides = self.layout(values)
+        one = self.info._replace(shape=shape, strides=strides, interleave_stride=0)
+        return [one._replace(address=values[x]) for x in (self.name, self.second) if x]
+
+    def bound(self, values: Mapping[str, int]) -> ArrayInfo:
+        """Return the argument of a binding for these values of the variables. Raises ArgumentError for equal arrays."""
+        first, *others = self.parts(values)
+        if not others:
+            return first
+        if first.address == others[0].address:
+            raise ArgumentError(f"{self.name}: got the same array twice")
+        return describe((first, *others), "b" if self.name == "b" else "scale_b")
 
 
 class Path(NamedTuple):
@@ -96,10 +123,13 @@ class Path(NamedTuple):
 class Signature:
     """The arguments of an exported plan: variables, and the arrays that they describe.
 
-    `numbers`: names of numbers that the epilogue takes, as fp32.
+    `sizes`: the plan's own, by variable; `shape`: those of the product; `numbers`: names of numbers that the epilogue
+    takes, as fp32.
     """
 
     planned: PlannedGemm
+    sizes: dict[str, int] = field(default_factory=dict)
+    shape: tuple[str, ...] = ()
     variables: list[Variable] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
@@ -109,18 +139,14 @@ class Signature:
         """Return the signature of a plan. Raises ArgumentError if the plan cannot be exported."""
         binding, self = planned.binding, cls(planned)
         _check_exportable(planned)
-        (*batch, m, n), k = binding.shape, binding.a.shape[-1]
-        sizes = dict(zip(("batch",), batch, strict=False)) | {"m": m, "n": n, "k": k}
-        for name, size in sizes.items():
-            if size < 2:
-                raise ArgumentError(f"a, b: got {name} = {size}; export a plan for at least 2, which serves any {name}")
-        dims = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n")}
+        with traced({}):  # of no path
+            shapes = self._shapes()
         for name, x in binding.arguments.items():
             if isinstance(x, ArrayInfo):
-                self._add_array(name, x, dims.get(name, ("batch", "m", "n")), sizes, name in ("a", "b"))
+                self._add_array(name, x, shapes[name])
             else:
                 self.numbers.append(name)
-        self.variables[:0] = map(self._size_variable, sizes)
+        self.variables[:0] = map(self._size_variable, self.sizes)
         names = [*(x.name for x in self.variables), *self.numbers]
         if len(names) > len({*names}):
             raise ArgumentError(f"operands: got {names}, of which two are equal; rename the operand")
@@ -131,52 +157,126 @@ class Signature:
         """M of the plan."""
         return self.planned.binding.shape[-2]
 
+    @property
+    def has_reductions(self) -> bool:
+        """Whether a product without elements has results."""
+        graph = self.planned.binding.graph
+        return any(map(graph.is_reduction, graph.results))
+
+    def is_read_before(self, x: Array) -> bool:
+        """Return whether other tiles may read an array when a result is stored, so that it cannot be the result."""
+        binding = self.planned.binding
+        applied = {operand_argument(name) for name in binding.graph.tensor_names}
+        return x.name not in applied or (binding.grouping is not None and not binding.grouping.has_batch)
+
+    def _add_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Add the sizes, and return the shapes of a, b and the arrays of the product, as Symbols of sizes."""
+        binding = self.planned.binding
+        product, (a, b) = binding.product, binding.multiplication.as_elements(self._info("a"), self._info("b"))
+        letters = product.shapes if product else "bmk,bkn->bmn" if len(binding.shape) == 3 else "mk,kn->mn"
+        inputs, output = letters.split("->")
+        arrays = {"a": a, "b": b}
+        for name in product.arrays if product else ():
+            arrays[operand_argument(name)] = self._info(operand_argument(name))
+        terms = dict(zip(arrays, map(_names_of_sizes, inputs.split(",")), strict=True))
+        self.shape = _names_of_sizes(output)
+        self.sizes |= zip(self.shape, binding.shape, strict=True)
+        for name, x in arrays.items():
+            for size, extent in zip(reversed(terms[name]), reversed(x.shape), strict=False):
+                self.sizes.setdefault(size, extent)
+        if binding.grouping and binding.grouping.scatters:
+            self.sizes["out_rows"] = self._info(result_argument(binding.graph.results[0].name)).shape[0]
+        if self.sizes.get("batch") == 1:
+            raise ArgumentError("a, b: got a batch of 1; export a plan for a batch of at least 2, which serves any")
+        shapes = {}
+        for name, term in terms.items():
+            per_element = self._info(name).dtype.bits // arrays[name].dtype.bits  # 2 for int4 in bytes, along k
+            shape = [x // per_element if i == "k" else x for i, x in zip(term, map(self._symbol, term), strict=True)]
+            shapes[name] = tuple(shape)
+        return shapes
+
+    def _symbol(self, name: str) -> Symbol:
+        """Return a size."""
+        return Symbol(self.sizes[name], Expression(name))
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each array, as Symbols of sizes; an array may lack the first ones."""
+        shapes, binding, size = self._add_sizes(), self.planned.binding, self._symbol
+        graph, grouping, shape = binding.graph, binding.grouping, tuple(map(size, self.shape))
+        batch = [size(x) for x in ("batch", "groups") if x in self.sizes]
+        for operand in graph.operands:
+            varies, *per_value = operand.broadcast_dims
+            extents = (x // by if by else 1 for x, by in zip(shape[-2:], per_value, strict=True))
+            shapes[operand_argument(operand.name)] = (*(batch if varies else [1]), *extents)
+        for role, granularity in binding.scale_granularity.items():
+            rows = ceil_div(shape[-2 if role == "a" else -1], granularity), ceil_div(size("k"), SCALE_BLOCK)
+            shapes[operand_argument(SCALE_NAMES[role])] = (*batch, *rows[:: 1 if role == "a" else -1])
+        groups_of_rows = size("groups") if grouping and grouping.clips_rows and not grouping.is_masked else 0
+        of_result = (size("out_rows"), shape[-1]) if "out_rows" in self.sizes else shape
+        for r in graph.results:
+            shapes[result_argument(r.name)] = result_shape(graph, r, of_result, groups_of_rows)
+        return shapes
+
+    def _info(self, name: str) -> ArrayInfo:
+        """Return an array of the plan."""
+        x = self.planned.binding.arguments[name]
+        assert isinstance(x, ArrayInfo)
+        return x
+
     def _size_variable(self, name: str) -> Variable:
-        """Return the variable of m, n, k or the batch."""
-        multiple = max(by for x in self.arrays for size, by in x.sizes if size == name)
-        if multiple > 1 or (name in ("m", "n") and self._has_halves(name)):
-            multiple = 2 * N8_COLUMNS  # halves alternate in groups of 8
-        return Variable(name, "", int(name != "k"), MAX_EXTENT, multiple, partial(_size, name, multiple))
+        """Return the variable of a size."""
+        grouping, dims = self.planned.binding.grouping, self.planned.binding.graph.broadcast_dims
+        if name == "groups" and grouping:
+            return Variable(name, "", 1, grouping.capacity, 1, partial(_groups, grouping.capacity))
+        per_value = [(x.rows_per_value, x.columns_per_value) for x in dims]
+        is_halved = name in self.shape[-2:] and any(x[self.shape[-2:].index(name)] == 2 for x in per_value)
+        is_halved |= any((name, 2) in x.sizes for x in self.arrays if x.name in ("a", "b"))
+        multiple = 2 * N8_COLUMNS if is_halved else 1  # halves alternate in groups of 8
+        least, most = int(name in self.shape and not self.has_reductions), MAX_EXTENT
+        if name == self.shape[-1] and self.planned.binding.graph.requires_full_rows:
+            most = self.planned.spec.warpgroup_columns
+        return Variable(name, "", least, most, multiple, partial(_size, name, most, multiple))
 
-    def _has_halves(self, name: str) -> bool:
-        """Return whether the epilogue has values for two rows (columns) of the accumulator each."""
-        return any((x.rows_per_value if name == "m" else x.columns_per_value) == 2
-                   for x in self.planned.binding.graph.broadcast_dims)  # fmt: skip
+    def _add_array(self, name: str, x: ArrayInfo, shape: tuple[int, ...]) -> None:
+        """Add an array of the last dimensions of a shape, along which it may be broadcast."""
+        graph, is_pair, x = self.planned.binding.graph, x.interleave_stride != 0, x.parts[0]
+        address = partial(Variable, what=f"{x.dtype}", least=1, most=MAX_ADDRESS, multiple=TMA_ALIGNMENT_BYTES)
+        self.variables.append(address(name, draw=_address))
+        if second := f"{name}2" * is_pair:
+            self.variables.append(address(second, draw=partial(_address_near, name)))
+        sizes: list[tuple[str | int, int]] = []
+        for whole, size in zip(shape[len(shape) - len(x.shape) :], x.shape, strict=True):
+            sizes.append((1, 1) if size == 1 < whole else _divided(whole))
+        if is_pair:
+            sizes[-1] = sizes[-1][0], 2 * sizes[-1][1]
+        strides = None
+        if not any(graph.is_reduction(r) and result_argument(r.name) == name for r in graph.results):
+            strides = tuple(self._strides(name, x, sizes))
+        self.arrays.append(Array(name, x, tuple(sizes), strides, second))
 
-    def _add_array(
-        self, name: str, x: ArrayInfo, dims: tuple[str, ...], sizes: Mapping[str, int], is_whole: bool
-    ) -> None:
-        """Add an array whose last dimensions are, or are broadcast along, `dims`. `is_whole`: rows, columns are."""
-        extents: list[tuple[str | int, int]] = []
+    def _strides(self, name: str, x: ArrayInfo, sizes: list[tuple[str | int, int]]) -> list[str | int]:
+        """Return the strides of an array of these sizes, of which those that are not 0 or 1 become variables."""
+        rank, fixed = len(sizes), [size == (1, 1) or y in (0, 1) for size, y in zip(sizes, x.strides, strict=True)]
+        if [(size != (1, 1), y) for size, y in zip(sizes, x.strides, strict=True)][-2:] == [(True, 1)] * 2:
+            raise ArgumentError(
+                f"{name}: got the shape {x.shape} with the strides {x.strides}, which does not tell rows from columns; "
+                "export a plan for larger sizes, which serves any"
+            )
         strides: list[str | int] = []
-        axes = list(zip(dims[-len(x.shape) :], x.shape, x.strides, strict=True)) if x.shape else []
-        self.variables.append(Variable(name, f"{x.dtype}", 1, MAX_ADDRESS, 1, _address))
-        for i, (dim, size, stride) in enumerate(axes):
-            whole = sizes.get(dim, 1)
-            is_broadcast = size == 1 and not (is_whole and i >= len(axes) - 2)
-            if not is_broadcast and (not size or whole % size):
-                raise ArgumentError(
-                    f"{name}: got the shape {x.shape}; export needs sizes that divide m, n or the batch"
-                )
-            extents.append((1, 1) if is_broadcast else (dim, whole // size))
-            if is_broadcast or stride in (0, 1):
-                strides.append(stride)
-                continue
+        for i, ((size, _), stride) in enumerate(zip(sizes, x.strides, strict=True)):
             if stride < 0:
                 raise ArgumentError(f"{name}: got the strides {x.strides}; export a plan with positive ones")
-            others = [a for a in axes[-2:] if a[2] not in (0, 1)]
-            kind = "batch_stride" if i == len(axes) - 3 else "stride" if len(others) == 1 else f"{dim}_stride"
-            strides.append(f"{name}_{kind}")
-        axis_of_batch = len(axes) - 3
-        for i in reversed(range(len(axes))):
+            kind = "batch_" if i == rank - 3 else f"{size}_" * (not any(fixed[-2:]))
+            strides.append(stride if fixed[i] else f"{name}_{kind}stride")
+        for i in reversed(range(rank)):
             if isinstance(step := strides[i], str):
-                inner = [j for j in range(len(axes)) if j != i and (i == axis_of_batch or strides[j] == 1)]
+                inner = [j for j in range(rank) if j != i and (i == rank - 3 or strides[j] == 1)]
                 most = MAX_STRIDE_BYTES // x.dtype.bytes - 1
-                multiple = gcd(x.dtype.elements_in(TMA_ALIGNMENT_BYTES), axes[i][2])
-                draw = partial(_stride, [(extents[j], strides[j]) for j in inner], multiple)
-                what = f"elements from one index of {axes[i][0]} to the next, of {name}"
-                self.variables.append(Variable(step, what, 1, most, 1, draw))
-        self.arrays.append(Array(name, x, tuple(extents), tuple(strides)))
+                multiple = gcd(x.dtype.elements_in(TMA_ALIGNMENT_BYTES), x.strides[i])
+                draw = partial(_stride, [(sizes[j], strides[j]) for j in inner], multiple)
+                what = f"elements from one index of {sizes[i][0]} to the next, of {name}"
+                self.variables.append(Variable(step, what, 1, most, multiple, draw))
+        return strides
 
     def draw(self, dice: random.Random) -> Values:
         """Return random values of the variables."""
@@ -188,14 +288,12 @@ class Signature:
     def bind(self, values: Mapping[str, int]) -> Binding:
         """Return the plan's binding for other values, which may be Symbols."""
         binding = self.planned.binding
-        arguments = dict(binding.arguments)
-        for x in self.arrays:
-            shape, strides = x.layout(values)
-            arguments[x.name] = x.info._replace(shape=shape, strides=strides, address=values[x.name])
-        shape = tuple(values[name] for name in ("batch", "m", "n") if name in values)
+        arguments = dict(binding.arguments) | {x.name: x.bound(values) for x in self.arrays}
+        shape = tuple(values[name] for name in self.shape)
         oriented = orient_problem(
             binding.spec.with_graph(binding.graph), arguments, shape, binding.out_dtype, binding.multiplication,
-            binding.scale_granularity, binding.product, binding.grouping, 0, swapped=binding.swapped,
+            binding.scale_granularity, binding.product, binding.grouping, values.get("groups", 0),
+            swapped=binding.swapped,
         )  # fmt: skip
         return changed(binding, arguments=arguments, shape=shape, **oriented._asdict())
 
@@ -203,7 +301,8 @@ class Signature:
         """Return what the plan's kernel launches for these values, or why it does not."""
         try:
             binding = self.bind(values)
-            if binding.kernel_spec(self.planned.config) != self.planned.spec:
+            binding.check_results_have_values()
+            if 0 not in binding.shape and binding.kernel_spec(self.planned.config) != self.planned.spec:
                 return OTHER_LAYOUT
             return build_launches(binding, self.planned.spec)
         except GemmsmithError:
@@ -217,53 +316,93 @@ class Signature:
 
     def rebound(self, values: Values) -> Launches:
         """Return what the plan launches for stand-ins of other arrays. Raises ArgumentError if it cannot."""
-        layouts = ((x, *x.layout(values)) for x in self.arrays)
-        specs = {x.name: Spec(shape, x.info.dtype, strides) for x, shape, strides in layouts}
-        graph = self.planned.binding.graph
-        out = {name: specs[result_argument(name)] for name in graph.result_names}
-        operands: dict[str, Spec | float] = {x[3:]: y for x, y in specs.items() if x.startswith("in_")}
+        arrays = {x.name: x.parts(values) for x in self.arrays}
+        given: dict[str, Any] = {name: tuple(x) if len(x) > 1 else x[0] for name, x in arrays.items()}
+        out = {name: given[result_argument(name)] for name in self.planned.binding.graph.result_names}
+        operands = {x[3:]: y for x, y in given.items() if x.startswith("in_")}
+        if (grouping := self.planned.binding.grouping) and not grouping.has_batch:  # an array (M, 1) may be of groups
+            for name in self.planned.binding.graph.tensor_names:
+                if len((x := operands[name]).shape) in (1, 2) and name not in SCALE_NAMES.values():
+                    operands[name] = x._replace(shape=(1, *x.shape), strides=(0, *x.strides))
         scales = [operands.pop(name, None) for name in SCALE_NAMES.values()]
         operands |= {x[3:]: 0.5 for x in self.numbers}
         only = next(iter(out.values())) if len(out) == 1 else out
-        return self.planned._launches(self.planned._bind(specs["a"], specs["b"], only, operands, *scales))
+        return self.planned._launches(self.planned._bind(given["a"], given["b"], only, operands, *scales))
+
+    def has_single(self, values: Values) -> bool:
+        """Return whether some array has a dimension of a single index, whose stride Python chooses."""
+        return any(size < 2 for x in self.arrays for size in x.layout(values)[0])
+
+    def addresses(self, values: Mapping[str, int]) -> Values:
+        """Return the addresses of the arrays, of two the lower one."""
+        return {x.name: min(y.address for y in x.parts(values)) for x in self.arrays}
 
     def explore(self, seed: int = 0) -> list[Path]:
         """Return all paths that a search finds, each once.
 
-        It begins with the plan's own values. Of a problem that takes a new way single values are changed, sizes to all
-        powers of two.
+        It begins with the plan's own values. Wherever a path's comparison has had one outcome only, values for the
+        other are sought next to the path's; then among random ones.
         """
-        dice, last_news = random.Random(seed), 0
-        paths: dict[tuple[tuple[Expression, bool], ...], Path] = {}
-        queue, corpus = [self._own_values()], list[Values]()
-        for run in range(MAX_RUNS):
-            if queue:
-                values = queue.pop()
-            elif run - last_news > RUNS_WITHOUT_NEWS:
-                break
-            else:
-                values = self.draw(dice)
-                if run % 4:
-                    start, changing = dice.choice(corpus), dice.sample(self.variables, dice.choice((1, 1, 2)))
-                    values = start | {x.name: values[x.name] for x in changing}
+        dice, rest = random.Random(seed), RUNS_WITHOUT_NEWS
+        paths: list[Path] = []
+        nodes: dict[tuple[int, Expression, bool], int] = {}
+        tries = Counter[tuple[int, Expression, bool]]()
+        queue, values = deque[tuple[Values, Outcomes, int]](), self._own_values()
+        while rest and len(paths) < MAX_PATHS:
             path = self.trace(values)
-            key = tuple(path.outcomes.items())
-            if key not in paths:
-                paths[key], last_news = path, run
-                corpus.append(values)
-                if not isinstance(path.launches, str):
-                    queue += [values | {x.name: size} for x in self.variables if x.name in ("batch", "m", "n", "k")
-                              for size in (0, *POWERS) if size >= x.least and not size % x.multiple]  # fmt: skip
-        return list(paths.values())
+            node, is_new, before = 0, not paths, {}
+            for comparison, outcome in path.outcomes.items():
+                key = node, comparison, outcome
+                if key not in nodes:
+                    nodes[key], is_new = len(nodes) + 1, True
+                before[comparison] = outcome
+                other = node, comparison, not outcome
+                if other not in nodes and tries[other] < MAX_TRIES:
+                    tries[other] += 1
+                    queue.append((values, dict(before), node))
+                node = nodes[key]
+            if is_new:
+                paths.append(path)
+            found = None
+            while queue and not found:
+                near, outcomes, node = queue.popleft()
+                *_, (comparison, outcome) = outcomes.items()
+                if (node, comparison, not outcome) not in nodes:
+                    found = self._other(near, outcomes, dice)
+            if not found:
+                rest = RUNS_WITHOUT_NEWS if is_new else rest - 1
+            values = found or self.draw(dice)
+        return paths
+
+    def _other(self, values: Values, outcomes: Outcomes, dice: random.Random) -> Values | None:
+        """Return values with these outcomes but for the last one; None if there are none next to `values`."""
+        *before, (last, outcome) = ((function_of(x), y) for x, y in outcomes.items())
+        for near in self._next_to(values, variables_of(next(reversed(outcomes))), dice):
+            if last(near) != outcome and all(f(near) == y for f, y in before):
+                return near
+        return None
+
+    def _next_to(self, values: Values, names: Iterable[str], dice: random.Random) -> Iterator[Values]:
+        """Yield values to try: those of a path with one of these variables changed, then with two random ones."""
+        changing = [x for x in self.variables if x.name in names]
+        for x in changing:
+            value, is_size = values[x.name], x.name in self.sizes
+            candidates = [value + y for i in range(5) for y in (-1 << i, 1 << i)] + [round_up(value, y) for y in POWERS]
+            candidates += [*POWERS, *SIZES] if is_size else [value << i for i in range(1, 16)]
+            candidates += [0, x.most, *(x.draw(dice, values) for _ in range(50 if is_size else 5))]
+            yield from (values | {x.name: y} for y in candidates if x.least <= y <= x.most and not y % x.multiple)
+        sizes = [x for x in self.variables if x.name in self.sizes]
+        for _ in range(50):
+            yield values | {x.name: x.draw(dice, values) for x in (dice.choice(changing), dice.choice(sizes))}
 
     def _own_values(self) -> Values:
         """Return the values of the plan's own arrays, at some addresses."""
-        binding = self.planned.binding
-        values = dict(zip(("m", "n", "k"), (*binding.shape[-2:], binding.a.shape[-1]), strict=True))
-        values |= zip(("batch",), binding.shape[:-2], strict=False)
+        values = dict(self.sizes)
         for i, x in enumerate(self.arrays):
-            values[x.name] = (i + 1) << 40
-            values |= {name: s for name, s in zip(x.strides, x.info.strides, strict=True) if isinstance(name, str)}
+            values |= {x.name: (i + 1) << 40, x.second: (i + 1) << 40 | 1 << 30}
+            for name, stride in zip(x.strides or (), x.info.strides, strict=False):
+                if isinstance(name, str):
+                    values[name] = stride
         return {x.name: values[x.name] for x in self.variables}
 
 
@@ -298,17 +437,9 @@ def explore_choice(signatures: Sequence[Signature]) -> list[Path]:
 
 def _check_exportable(planned: PlannedGemm) -> None:
     """Raise ArgumentError if a header cannot bind the arrays of a plan yet."""
-    binding, request = planned.binding, planned._request
-    graph = binding.graph
+    request = planned._request
     refused = {
         "an epilogue that is traced at each call": request.epilogue is not None and request.fingerprint is None,
-        "a grouped GEMM": binding.grouping is not None,
-        "a design with arrays of its own": binding.product is not None and binding.grouping is None,
-        "block scales": bool(binding.scale_granularity),
-        "a reduction": any(graph.is_reduction(r) for r in graph.results),
-        "a constant result": any(graph.constant_operand_of(r) is not None for r in graph.results),
-        "a function of whole rows, or quantization": bool(row_function_inputs(graph)),
-        "two arrays as b": any(isinstance(x, ArrayInfo) and x.interleave_stride for x in binding.arguments.values()),
     }
     for what, is_there in refused.items():
         if is_there:
@@ -316,17 +447,29 @@ def _check_exportable(planned: PlannedGemm) -> None:
                                 "whose results are matrices, can be exported")  # fmt: skip
 
 
-def _size(name: str, multiple: int, dice: random.Random, _: Values) -> int:
+def _size(name: str, most: int, multiple: int, dice: random.Random, _: Values) -> int:
     """Return a random size, often one next to those of tiles; not 0 but for k, since nothing is launched then."""
     if name == "batch":
         return dice.randrange(1, 5)
-    size = dice.choice((dice.choice(SIZES), dice.randrange(1, MAX_DRAWN), 8 * dice.randrange(1, MAX_DRAWN // 8)))
-    return 0 if name == "k" and dice.random() < 0.05 else round_up(size, multiple)
+    most = min(most, MAX_DRAWN)
+    any_size = dice.choice((dice.choice(SIZES), dice.randrange(1, most), 16 * dice.randrange(1, most // 16)))
+    return 0 if name == "k" and dice.random() < 0.05 else round_up(min(any_size, most), multiple)
+
+
+def _groups(capacity: int, dice: random.Random, _: Values) -> int:
+    """Return a random number of groups for which Python's table has this capacity."""
+    return dice.randrange(1 if capacity == MIN_CAPACITY else capacity // 2 + 1, capacity + 1)
 
 
 def _address(dice: random.Random, _: Values) -> int:
     """Return a random address, which is mostly aligned."""
     return dice.randrange(1, 1 << 40) * TMA_ALIGNMENT_BYTES
+
+
+def _address_near(name: str, dice: random.Random, values: Values) -> int:
+    """Return a random address at a distance from another that TMA allows."""
+    distance = dice.randrange(1, 1 << 32) * TMA_ALIGNMENT_BYTES
+    return values[name] + (distance if values[name] <= distance or dice.random() < 0.5 else -distance)
 
 
 def _stride(
@@ -336,7 +479,7 @@ def _stride(
 
     They are as in `Array`, and their strides were drawn before.
     """
-    reach = (max(_value(size, values) // by - 1, 0) * _value(stride, values) for (size, by), stride in inner)
+    reach = (max(ceil_div(_value(n, values), by) - 1, 0) * _value(stride, values) for (n, by), stride in inner)
     length = 1 + sum(reach)
     return round_up(length, multiple) + multiple * dice.choice((0, 0, dice.randrange(8)))
 
@@ -344,3 +487,20 @@ def _stride(
 def _value(x: str | int, values: Mapping[str, int]) -> int:
     """Return a variable's value, or a number as it is."""
     return values[x] if isinstance(x, str) else x
+
+
+def _names_of_sizes(letters: str) -> tuple[str, ...]:
+    """Return the names of sizes for the letters of a product's shapes."""
+    return tuple(SIZE_NAMES.get(x, x) for x in letters)
+
+
+def _divided(size: int) -> tuple[str | int, int]:
+    """Return a size as `Array` has it."""
+    if not isinstance(size, Symbol):
+        return size, 1
+    expression, by = size.expression, 1
+    while expression.operands:
+        first, *others = expression.operands
+        assert isinstance(first, Expression)
+        expression, by = first, by * int(others[0] if others else 1)  # type: ignore[arg-type]
+    return expression.op, by

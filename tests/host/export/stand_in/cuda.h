@@ -52,7 +52,7 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef enum { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 } CUstreamCaptureMode;
-enum { CU_STREAM_DEFAULT = 0 };
+enum { CU_STREAM_DEFAULT = 0, CUDA_ERROR_NOT_FOUND = 500 };
 #ifdef __cplusplus
 extern "C" {
 #endif

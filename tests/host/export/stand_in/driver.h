@@ -36,11 +36,17 @@ static CUresult max_clusters(int *clusters, CUfunction function, const CUlaunchC
 static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *extents,
                        const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave interleave,
                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-    uint64_t numbers[16] = {(uint64_t)(intptr_t)address, extents[0], extents[1], extents[2], strides[0], strides[1],
-                            box[0], box[1], box[2], (uint64_t)type, (uint64_t)swizzle};
+    uint64_t numbers[16] = {(uint64_t)(intptr_t)address, (uint64_t)type * 256 + (uint64_t)swizzle};
+    cuuint32_t i;
+    int is_wrong = rank < 3 || rank > 5 || (int)interleave || promotion != CU_TENSOR_MAP_L2_PROMOTION_L2_128B || (int)fill;
+    for (i = 0; i < rank; ++i) {
+        numbers[2 + i] = extents[i] << 32 | box[i]; /* neither has more than 32 bits */
+        if (i + 1 < rank) numbers[7 + i] = strides[i];
+        is_wrong |= steps[i] != 1;
+    }
     if ((intptr_t)map % 64) abort(); /* as cuTensorMapEncodeTiled requires */
     memcpy(map, numbers, sizeof numbers);
-    return rank != 3 || steps[0] != 1 || steps[2] != 1 || (int)interleave || promotion != CU_TENSOR_MAP_L2_PROMOTION_L2_128B || (int)fill;
+    return is_wrong;
 }
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     const intptr_t index = (intptr_t)function - 1;
@@ -51,7 +57,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
         int i, count = 1;
         if (*kind == '4') memcpy(numbers, *parameters, 4);
         else if (*kind == '8') memcpy(numbers, *parameters, 8);
-        else if (*kind == 't') memcpy(numbers, *parameters, sizeof numbers), count = 11;
+        else if (*kind == 't') memcpy(numbers, *parameters, sizeof numbers), count = 16;
         else numbers[0] = ((uint16_t *)*parameters)[287];
         for (i = 0; i < count; ++i) printf(" %llu", (unsigned long long)numbers[i]);
     }

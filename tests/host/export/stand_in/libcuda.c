@@ -4,22 +4,23 @@
  */
 #include "driver.h"
 
-CUresult cuInit(unsigned int flags) {
+__attribute__((constructor)) static void read_kinds(void) {
     char *kinds = getenv("STAND_IN_KINDS");
     size_t i;
     kinds = strtok(strdup(kinds ? kinds : ""), " ");
     for (i = 0; kinds; ++i, kinds = strtok(NULL, " ")) kinds_of_function[i] = kinds;
-    if (flags) return 1;
-    return getenv("STAND_IN_NO_GPU") ? 100 : 0;
 }
+CUresult cuInit(unsigned int flags) { return flags ? 1 : getenv("STAND_IN_NO_GPU") ? 100 : 0; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { return (*device = ordinal) > 7 ? 101 : 0; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     *context = (CUcontext)(intptr_t)(device + 1);
     return 0;
 }
 CUresult cuCtxSetCurrent(CUcontext context) { return !context; }
-CUresult cuCtxPushCurrent(CUcontext context) { return !context; }
-CUresult cuCtxPopCurrent(CUcontext *context) { return !context; }
+static CUcontext contexts[8];
+static int pushed;
+CUresult cuCtxPushCurrent(CUcontext context) { return contexts[pushed++] = context, !context; }
+CUresult cuCtxPopCurrent(CUcontext *context) { return *context = contexts[--pushed], !*context; }
 CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     *address = (CUdeviceptr)(intptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
     return !*address;
@@ -70,4 +71,8 @@ EXPORT(cuDeviceGetAttribute, get_device_attribute)
 EXPORT(cuOccupancyMaxActiveBlocksPerMultiprocessor, max_blocks)
 EXPORT(cuOccupancyMaxActiveClusters, max_clusters)
 EXPORT(cuTensorMapEncodeTiled, encode)
-EXPORT(cuLaunchKernelEx, launch)
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    const CUresult result = launch(config, function, parameters, extra);
+    printf(" stream %d", (int)(intptr_t)config->hStream);
+    return result;
+}
