@@ -124,6 +124,10 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
 
 
 def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[str, Any], str]:
+    """Return what `show` prints of a plan, for JSON and as text.
+
+    `kind`: an attribute of Plan. `annotated`: the code to annotate instead, or None.
+    """
     if annotated:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json

@@ -74,7 +74,7 @@ class RegisterAAccumulator(Accumulator):
         hw.sync_warp()
 
     def wait(self, pending: int) -> None:
-        """Wait until at most `pending` k-tiles are in flight; `multiply` leaves one, the last."""
+        """Wait until at most `pending` k-tiles are in flight; `multiply` leaves one, which it has just issued."""
         if pending == 0:
             self.wait_complete()
 

@@ -18,8 +18,8 @@ from gemmsmith.lang.values import Value
 class RowIndices:
     """The int32 array of indices `name`: entry i is the row of the array `of` for row i of the product.
 
-    Kernel arguments: `of`_`name`, the address of the indices; `of`_rows, the array's rows (`extent`); other indices are
-    of no row.
+    Kernel arguments: `of`_`name`, the address of the indices; `of`_rows, the array's rows, which `extent` returns;
+    other indices are of no row.
     """
 
     def __init__(self, name: str, of: str, extent: Callable[[BoundProblem], int]) -> None:

@@ -246,6 +246,7 @@ class TmaProducer:
     """The producer of a mainloop, which loads what the prologue has not: its state is the stage that it writes next."""
 
     def __init__(self, mainloop: TmaMainloop) -> None:
+        """Declare the producer's variables."""
         self._mainloop, k_tiles, released = mainloop, mainloop.prologue_k_tiles, mainloop.stages_released_barrier
         self._released_phase = current_builder().var(U32, 0, "epilogue_smem_phase") if released else None
         self._scale_states = [x.producer_start_state(k_tiles.get()) for x in mainloop.scales]

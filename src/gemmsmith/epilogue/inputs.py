@@ -144,8 +144,8 @@ class VisitCoord:
 def operand_argument(name: str) -> str:
     """Return the name of the kernel argument for the operand `name`.
 
-    Users choose names. The few prefixes, none of which is a prefix of another, keep them from colliding with each
-    other, other arguments and C++ keywords.
+    Operands have names that users choose. The few prefixes, none of which is a prefix of another, keep them from
+    colliding with each other, other arguments and C++ keywords.
     """
     return f"in_{name}"
 
@@ -211,6 +211,7 @@ class VectorBroadcast:
         self._indices = RowIndices(GATHER, operand_argument(operand.name), self._values) if gathers else None
 
     def _values(self, p: BoundProblem) -> int:
+        """Return the length of the vector, which is a row or a column."""
         return max(p.arrays[self.name].rows, p.arrays[self.name].cols)
 
     def _element(self, load: Value) -> tuple[Value, Value]:

@@ -155,6 +155,7 @@ class Reduction:
 
     @property
     def _warps(self) -> int:
+        """Warps along the rows of a tile."""
         return 4 * self.spec.config.warpgroups[0]
 
     def write(

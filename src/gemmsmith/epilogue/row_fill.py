@@ -65,9 +65,10 @@ class RowFill:
         return current_builder().parameter(f"fill_columns_{x.array.name}", compute=lambda p: ceil_div(p.n, x.columns))
 
     def store(self, warpgroup: Value) -> None:
-        """Store this CTA's share of the rows of no group, after the last group; of all, if the table is invalid.
+        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it.
 
-        Each consumer warpgroup executes it.
+        They follow the last group; there are none if the grouping does not fill rows. If the table is invalid, all rows
+        get NaN.
         """
         k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")

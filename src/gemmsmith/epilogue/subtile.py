@@ -158,7 +158,7 @@ class EpilogueSubtile:
         return partial(_pair_in_range, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        """Return the step at group `n8` of 8 columns, in values of an operand or result."""
+        """Return the step at group `n8` of 8 columns, counted in the values of an operand or a result."""
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
         n8_in_step = self.n8_per_step // columns_per_value
         return VisitCoord(self.epi_m, self.column // columns_per_value, operand_n8, n8_in_step, columns_per_value)

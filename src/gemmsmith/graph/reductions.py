@@ -85,6 +85,7 @@ def _scalar_state_monoid(identity: float, merge: Callable[[Value, Value], Value]
 
 
 def _finite(x: Value) -> Value:
+    """Clamp x to the finite fp32 numbers."""
     return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE).with_name_hint("finite_x")
 
 

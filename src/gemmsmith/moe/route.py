@@ -273,6 +273,7 @@ def _key(x: Value) -> Value:
 
 
 def _number(key: Value) -> Value:
+    """Return the fp32 number whose key this is."""
     return hw.as_float(current_builder().select((key & SIGN) != 0, key ^ SIGN, ~key))
 
 

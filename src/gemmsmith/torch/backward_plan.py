@@ -238,8 +238,8 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
     """Plan an epilogue's backward pass as the epilogue of another GEMM, which computes the gradient of its result.
 
     In an MLP that other GEMM is the next layer's dgrad (the gradient of its input): its accumulator is the gradient of
-    "out", the only result that users see, which therefore is never stored. Raises EpilogueError if the gradient needs A
-    @ B, which the other GEMM does not compute. The arguments are those of `make_grad_kernels`.
+    "out", the only result that users see, which therefore is never stored. The arguments are those of
+    `make_grad_kernels`. Raises EpilogueError if the gradient needs A @ B, which the other GEMM does not compute.
     """
     graph = deserialize(epilogue)
     derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, graph_dtype(dtype))

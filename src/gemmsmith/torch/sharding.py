@@ -29,7 +29,7 @@ def register(operators: list[Any]) -> None:
 def shardings(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Any, operands: Any
 ) -> list[Sharding]:  # fmt: skip
-    """Return all possible placements of the arguments and results along one mesh dimension, for DTensor."""
+    """Return all placements of the arguments and results along one mesh dimension that DTensor may choose."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if b2 is not None or offsets is not None:

@@ -198,7 +198,7 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
     """Return the configs of sgemm (for fp32) or mma_multistage, by estimated time; those that spill come last.
 
     `invariant`: for a batch-invariant plan configs are ranked for BATCH_INVARIANT_M rows, and only those that
-    accumulate each tile in one CTA. Raises ConfigError, of the last one, if no config works.
+    accumulate each tile in one CTA. Raises the last config's ConfigError if none works.
     """
     rejection, rows = ConfigError("no tile"), BATCH_INVARIANT_M if invariant else problem.m
     is_sgemm, ranking = problem.a.dtype == FP32, list[tuple[bool, float, Config]]()

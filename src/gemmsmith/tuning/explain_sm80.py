@@ -54,6 +54,7 @@ def explain_sm80(problem: Problem, epilogue: EpilogueSpec, origin: str, spec: Ke
 
 
 def _mainloop_bound(cost: KernelCost) -> str:
+    """Return what the kernel is called if its mainloop takes the most time."""
     if cost.k_tile_cycles(cost.ctas_per_sm) <= cost.min_k_tile_cycles:
         return "latency-bound"
     return "compute-bound" if cost.issue_cycles >= cost.copy_cycles else "bound by copies"

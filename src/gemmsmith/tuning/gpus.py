@@ -67,7 +67,7 @@ def derived_gpu(name: str, dram_bytes_per_s: float, sms: int) -> Gpu:
     """Return a measured GPU, or the one with the nearest DRAM bandwidth, scaled to this bandwidth and number of SMs.
 
     What no driver reports is that GPU's: the power limit, the rate of the tensor cores and the clock. If the driver
-    reports no bandwidth, 0, its name decides. A MIG instance has its own SMs.
+    reports no bandwidth (0), its name decides. The SMs of a MIG instance are its own.
     """
     nearest = nearest_gpu(dram_bytes_per_s) if dram_bytes_per_s else find_gpu(name) or H200
     ratio = dram_bytes_per_s / nearest.dram_bytes_per_s or 1.0

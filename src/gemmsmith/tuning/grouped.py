@@ -115,8 +115,8 @@ def _rank(
 ) -> tuple[Config, ...]:
     """Return the configs with the least estimated time for groups of uniformly distributed sizes, best first.
 
-    `problem`: the batched product of groups of the mean size. `gathers`: rows are gathered by index. `swap_ab`: None:
-    any.
+    `problem`: the batched product of groups of the mean size. `gathers`: rows are gathered by index. If `swap_ab` is
+    not None, all configs have it.
     """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False, sms=gpu.sms)
@@ -165,7 +165,7 @@ def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: G
 
 
 def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:
-    """Return the cycles in which the L2 serves the reads of all tiles; those of `partial` are not full."""
+    """Return the cycles in which the L2 serves the reads of all tiles. `partial`: see `_with_partial_tiles`."""
     _, read = copied_bytes(problem, table)
     tiles_m, tiles_n = partial.grid(problem.m, problem.n)
     ctas = problem.batch * tiles_m * tiles_n * partial.cluster_shape_m * partial.cluster_shape_n

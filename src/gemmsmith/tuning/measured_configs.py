@@ -162,10 +162,12 @@ def folder(device: int = 0) -> Path | None:
 
 @lru_cache(maxsize=64)
 def _generation(device: int) -> str:
+    """Return a digest of what makes times differ."""
     return hashlib.sha256(json.dumps(_about(device)).encode()).hexdigest()[:16]
 
 
 def _about(device: int) -> dict[str, Any]:
+    """Return what makes times differ, by name."""
     gpu = driver.device_attributes(device)
     versions = {"driver": driver.driver_version(), "nvrtc": nvrtc_version(), "gemmsmith": __version__, "format": FORMAT}
     return {"gpu": gpu.name, "sms": gpu.sm_count, **versions}
@@ -252,6 +254,7 @@ def _table(file: Path) -> dict[Key, list[Entry]]:
 
 @lru_cache(maxsize=16)
 def _read_once(file: Path, changed: int) -> dict[Key, list[Entry]]:
+    """Return the entries of a file that was changed then."""
     try:
         by_key: dict[Key, list[Entry]] = {}
         for entry in read_table(file):

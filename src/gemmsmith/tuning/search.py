@@ -263,6 +263,7 @@ def random_device_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, An
 
 @lru_cache(maxsize=8)
 def _pattern(dtype: DType) -> Any:
+    """Return random values of a dtype on the host, which arrays repeat."""
     rng = np.random.default_rng()
     if dtype == INT8:
         return rng.integers(-128, 128, RANDOM_PATTERN_ELEMENTS).astype(dtype.numpy)

@@ -141,10 +141,10 @@ def check(
 ) -> Report:  # fmt: skip
     """Compare `out` with a @ b, with the bounds described in the module's docstring.
 
-    Needs about 400 MB in addition to float64 copies of one batch's operands. Shapes and scales are those of `gemm`;
-    dtypes are the arrays' own, but fp32 operands are multiplied as TF32, unless `on_cuda_cores`. `zero_mean`: whether
-    the elements of a or of b are independent with mean zero; the norm's bound is then tighter. `promoted`: whether sums
-    are promoted; for fp32 operands, whether they are those of 3xTF32. Raises ArgumentError.
+    Needs about 400 MB in addition to float64 copies of one batch's operands. Shapes and scales are those of `gemm`; a
+    batch of 1 is broadcast. fp32 operands are multiplied as TF32, unless `on_cuda_cores`. `zero_mean`: whether the
+    elements of a or of b are independent with mean zero; the norm's bound is then tighter. `promoted`: whether sums are
+    promoted; for fp32 operands, whether they are those of 3xTF32. Raises ArgumentError.
     """
     if accumulator_dtype not in STEP_UNDERFLOW_ERROR:
         raise ArgumentError(f"accumulate: got {accumulator_dtype}; use fp32, fp16 or int32")

@@ -28,6 +28,7 @@ _ERFS: list[Pattern] = [("erf", ("mul", math.sqrt(0.5), "x")), ("erf", ("div", "
 
 
 def _halves(inner: Pattern) -> list[Pattern]:
+    """Return the patterns of 0.5 x (1 + inner)."""
     one = ("add", 1, inner)
     return [("mul", ("mul", 0.5, "x"), one), ("mul", 0.5, ("mul", "x", one)), ("mul", "x", ("mul", 0.5, one))]
 

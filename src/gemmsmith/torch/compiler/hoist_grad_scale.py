@@ -203,6 +203,7 @@ def _scale_epilogue(scalar: Node, node: Node) -> EpilogueGraph:
 
 
 def _dependents(graph: torch.fx.Graph, roots: Iterable[Node]) -> set[Node]:
+    """Return the nodes that depend on `roots`, and the roots."""
     dependents = set(roots)
     for node in graph.nodes:
         if not dependents.isdisjoint(node.all_input_nodes):

@@ -124,6 +124,7 @@ def _halves(activation: str, acc: Any, biases: Mapping[str, Any]) -> list[Any]:
 
 
 def _apply(activation: str, halves: Sequence[Any]) -> Any:
+    """Return the gate h of its halves."""
     (h,) = _replay(_graph(activation), dict(zip(HALVES, halves, strict=False)))
     return h
 

@@ -108,7 +108,7 @@ def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
 def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
     """Return integers, one per thread, wrapped to `type`; report a signed overflow in an active thread.
 
-    A cast, `op`, may change the value.
+    If `op` is a cast, it may change the value.
     """
     if op == "cast":
         return _cast(result, type)
@@ -123,7 +123,7 @@ def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: 
 def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
     """Return a number in the range of `type`; report a signed overflow.
 
-    A cast, `op`, may change the value.
+    If `op` is a cast, it may change the value.
     """
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)

@@ -151,8 +151,10 @@ class RegisterFile:
 
 
 def _use(x: RegisterArray, wgmma: InFlightOperation) -> Place:
+    """Return the place of a wgmma that uses an array."""
     return wgmma.location.accessed(f"use of {x.name} by {wgmma.operation.label}", "tensor")
 
 
 def _whole(x: RegisterArray) -> RegisterArray:
+    """Return the array of a slice."""
     return x.array if isinstance(x, RegisterSlice) else x

@@ -96,7 +96,7 @@ class Timeline:
 
 
 def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tuple[int, ...] = (0,)) -> None:
-    """Plot the timelines of `ctas` below one another on one scale of cycles, as `Timeline.plot`; keys are titles."""
+    """Plot timelines, by title, of `ctas` below one another on one scale of cycles, as `Timeline.plot` does."""
     shown = [x.shown(ctas) for x in timelines.values()]
     rows = [sort_rows((s.cta, s.row) for s in spans) for spans in shown]
     color_of = colors_of(s for spans in shown for s in spans)
