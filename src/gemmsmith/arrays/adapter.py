@@ -20,10 +20,8 @@ class Adapter(NamedTuple):
     """Functions for one type of array. Those that get an array raise UnsupportedArrayError if it cannot be used.
 
     Attributes:
-        array_info: Describes an array.
         cache_key_and_address: Returns a hashable key of everything but the address, and the address, faster than
             `array_info`; None if there is no faster way.
-        address: Returns the address, without checks.
         stream: Returns the handle of the current CUDA stream of the array's library and device.
         empty: Allocates an array like the first argument, given the shape, dtype and strides in elements.
     """

@@ -17,7 +17,6 @@ class ArrayInfo(NamedTuple):
     """Description of an array, or of two arrays whose columns alternate in one operand (`gemm` with b=(b0, b1)).
 
     Attributes:
-        dtype: Dtype.
         shape: Shape. Two arrays have the columns of both.
         strides: Strides in elements; of two arrays, the strides that each of them has.
         address: Address in bytes, the lower one of two arrays; 0 for a `Spec`.

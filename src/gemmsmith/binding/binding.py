@@ -35,7 +35,6 @@ class Binding:
     Attributes:
         shape: (m, n) or (batch, m, n).
         out_dtype: Dtype of matrix results for which the epilogue names none.
-        multiplication: How a and b are multiplied.
         scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by operand ("a", "b") with block scales.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.

@@ -51,7 +51,6 @@ class Multiplication(NamedTuple):
     """How a and b are multiplied.
 
     Attributes:
-        mma: The instruction.
         stored: The dtypes of the elements of a and b in memory; fp32 that is multiplied as TF32 counts as TF32.
         promoted: Whether the tensor cores' sums are added to fp32 registers ("promoted") every 128 bytes of k.
     """

@@ -22,7 +22,6 @@ class OrientedProblem(NamedTuple):
     """The GEMM that the kernel computes, with its epilogue.
 
     Attributes:
-        problem: The matrices A, B and D of the kernel.
         swapped: Whether the kernel computes D^T = B^T @ A^T, so that its A is the user's b, transposed.
         spec: The epilogue in the kernel's orientation.
         arrays: Operands and matrix results of the epilogue, and arrays of the product, by name.

@@ -43,10 +43,7 @@ class Outcome:
     """The outcome of an execution.
 
     Attributes:
-        sizes: m, n, k.
-        backend: "cuda", "sim" or "reference".
         epilogue: The option --epilogue, or None.
-        report: The comparison of the results with float64.
         hazards: The simulator's hazards; empty for other backends.
         timings: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty.
         files: Paths by kind: source, timeline, trace, page.

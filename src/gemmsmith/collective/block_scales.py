@@ -230,12 +230,9 @@ class ThreadScales:
     ) -> None:  # fmt: skip
         """Keep the scales; if there are `rows` and `blocks`, multiply each pair once.
 
-        Args:
-            row_halves: Number of halves of 64 rows in the warpgroup's tile; the thread has a row in each.
-            rows: Scales of A: of the thread's row in each half, or of both its rows of each 64; None: A has none.
-            columns: The scales of the thread's columns, if B has one per column; else None.
-            blocks: The scales of the tile's blocks of 128 columns, if B has one per block; else None.
-            column_blocks: Where these blocks are.
+        `row_halves`: halves of 64 rows in the warpgroup's tile; the thread has a row in each. `rows`: scales of A: of
+        the thread's row in each half, or of both its rows of each 64; None: A has none. `columns`, `blocks`: the scales
+        of the thread's columns, or of the tile's blocks of 128 columns, if B has such; else None.
         """
         self._row_halves, self._rows, self._columns, self._blocks = row_halves, rows, columns, blocks
         self._column_blocks = column_blocks

@@ -27,7 +27,6 @@ class OutputSpec:
 
     Attributes:
         shape: Shape that the caller sees: up to one batch dimension, rows, columns; or fewer than two dimensions.
-        dtype: Dtype.
         column_major: Whether columns are contiguous in memory, instead of rows.
         padding: The contiguous dimension is padded to a multiple of this number of elements.
     """

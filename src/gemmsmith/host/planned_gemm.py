@@ -49,10 +49,7 @@ class PlannedGemm:
 
     Attributes:
         binding: The GEMM of strided matrices that the kernel computes, and its epilogue, with the arrays.
-        config: The kernel's configuration.
         origin: Where the config comes from, in words.
-        spec: The kernel's compile-time parameters.
-        problem: The binding's problem.
         unswapped: The problem as it was before `config.swap_ab` transposed it, for the model.
         unswapped_epilogue: Its epilogue.
         gpu: The GPU that the model is for.

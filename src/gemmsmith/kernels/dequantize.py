@@ -34,7 +34,6 @@ class DequantizeSpec:
     Attributes:
         source_dtype: 8-bit dtype of the values.
         scale_dtype: Dtype of the scales, fp32 or ue8m0.
-        out_dtype: Dtype of the result.
         per_column: Each column has its own scale; else the elements of a vector share one.
         vectorizable: The source's rows are whole aligned vectors.
     """

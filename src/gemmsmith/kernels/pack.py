@@ -43,10 +43,8 @@ class Packing:
     """A matrix and its packed copy, whose rows are contiguous.
 
     Attributes:
-        source: The matrix.
         transposed: The operand, seen as (M or N) x K, is the transpose of `source`; its copy is then MN-major.
         tf32_residual: The copy holds the residuals of fp32 elements after rounding to TF32 (CUTLASS: small).
-        chip: The chip that the kernel is for.
     """
 
     source: Matrix

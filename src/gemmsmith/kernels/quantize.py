@@ -48,7 +48,6 @@ class QuantizeSpec:
     """Compile-time parameters of a quantization kernel.
 
     Attributes:
-        source_dtype: Dtype of the matrix.
         value_dtype: 8-bit dtype of the quantized elements.
         scale_dtype: Dtype of the scales, fp32 or ue8m0.
         rowwise: Granularity of the output in the source's layout (row, tile or tensor); None: no such output.

@@ -64,7 +64,6 @@ class RouteSpec:
     """How experts are selected, see gemmsmith.torch.FusedMoE. `check_counts` accepts the counts.
 
     Attributes:
-        experts: Number of experts.
         top_k: Experts of a token, at most MAX_TOP_K.
         scores: The function that makes scores of logits. With "sigmoid" there is also a bias for each expert, which is
             added in the selection, but not to the weights.

@@ -77,7 +77,6 @@ class GradKernel(NamedTuple):
     """A GEMM of the backward pass, whose results are gradients or numbers of elements equal to a maximum or minimum.
 
     Attributes:
-        epilogue: its serialized epilogue.
         reads_accumulator: whether that reads A @ B; otherwise the kernel runs with k = 0.
         tensors: names of the operands that are tensors. With each is 0, or, for the gradient of a reduction that is
             read as a matrix, the columns per value of that matrix (see `BroadcastDims`), to which it is expanded first.
@@ -96,9 +95,7 @@ class ReductionResult(NamedTuple):
     """A result that is a reduction, as the backward pass needs to know it.
 
     Attributes:
-        name: its name.
         over: the reduced dimensions, letters of "bmn".
-        keepdim: whether they are kept with length 1.
         is_mean: whether the gradient is divided by the number of elements.
         input_column_divisor: N divided by it is the number of columns of the input (see `BroadcastDims`).
         tie_count_kernel: for a maximum or minimum with a gradient, the kernel that counts the elements equal to it,

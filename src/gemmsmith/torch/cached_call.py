@@ -43,14 +43,8 @@ class CachedCall(NamedTuple):
 
     Attributes:
         launches: the launches of its forward pass, or None if it calls the operator instead.
-        spec: the plan of the forward pass.
-        wrt: names of the inputs that need gradients.
-        backward: its backward pass.
-        numbers: names of the operands that are numbers.
-        tensors: names of the operands that are tensors.
         folds_batch: whether all leading dimensions of a are folded into M.
         shapes: the results' shapes for the caller; None if the results are not reshaped.
-        names: the results' names.
     """
 
     launches: CachedRun | None

@@ -34,7 +34,6 @@ class Call:
     """All calls whose arguments differ only in addresses and numbers.
 
     Attributes:
-        needs_grad: whether gradients are recorded.
         run: runs such a call again: a CachedRun without gradients, a CachedCall with gradients, a BackwardRun in a
             backward pass. None if no call has run yet, or if not all that it does is cached.
     """
@@ -47,7 +46,6 @@ class Arguments(NamedTuple):
     """The arguments of a call.
 
     Attributes:
-        source: the epilogue's fingerprint.
         call: what is known of calls with such arguments.
         pointers: addresses and numbers by Pointer name.
     """

@@ -61,7 +61,6 @@ class Proxy:
     """A value in an epilogue that Dynamo traces. Operations on it are recorded on its tape.
 
     Attributes:
-        tape: the tape.
         index: the value's number on the tape.
         known_shape: its shape, or None if it is not known.
         is_number: whether it is an operand that is a number.

@@ -66,9 +66,6 @@ class KernelCost(NamedTuple):
         issue_cycles: Cycles in which an SM issues the instructions of one CTA's k-tile.
         copy_cycles: Additional cycles of the k-tile's copies, for the lines that they touch.
         min_k_tile_cycles: Minimum cycles of a k-tile, by the latency of copies.
-        ctas_per_sm: CTAs that an SM holds at once.
-        warps: Warps per CTA.
-        accumulator_bytes: Bytes of a tile's accumulators.
     """
 
     issue_cycles: float
@@ -114,7 +111,6 @@ class SgemmEstimate(NamedTuple):
         memory_cycles: Of the DRAM traffic, of `dram_bytes` bytes.
         epilogue_cycles: Of the epilogues, and of partial sums.
         dram_bytes: Bytes of operands and results.
-        cost: The costs of the kernel.
     """
 
     mainloop_cycles: float

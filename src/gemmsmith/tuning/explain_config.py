@@ -38,7 +38,6 @@ class Part(NamedTuple):
     """A part of a kernel's estimated time.
 
     Attributes:
-        name: What takes the time.
         cycles: SM cycles that it would take alone.
         bound: What the kernel is called if this part takes the most time.
         note: What the time comes from.

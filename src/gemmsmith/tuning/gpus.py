@@ -22,7 +22,6 @@ class Gpu:
         dram_bytes_per_cycle: Bytes per cycle from DRAM to all SMs, at 1600 MHz.
         l2_bytes: Bytes of operands that the L2 holds: less than its size, since it keeps twice what SMs of both
             partitions read.
-        sms: SMs.
     """
 
     name: str

@@ -61,15 +61,11 @@ class Key(NamedTuple):
 
     Attributes:
         m: The most rows (`bucket`).
-        n: Columns.
-        k: K.
-        batch: The number of GEMMs.
         operands: The operand class; whether fp16 is summed in fp16; the granularity of block scales.
         layout: The layouts of A, B and D ("t": column-major; with an asterisk if TMA cannot access it).
         epilogue: A digest of the epilogue; empty for the plain GEMM, whose D has the default dtype's bits.
         groups: The number and kind of the groups; empty if there are none.
         batch_invariant: Whether rows must not depend on M.
-        chip: The kernel's architecture.
     """
 
     m: int

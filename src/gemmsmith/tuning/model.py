@@ -211,15 +211,12 @@ class Estimate(NamedTuple):
 
     Attributes:
         math_cycles: Tensor-core cycles of a k-tile.
-        copy_cycles: Cycles to copy a k-tile.
-        k_tile_cycles: Cycles of a k-tile.
         k_tiles_per_cta: k-tiles that a CTA works on, one after the other.
         exposed_stores: Cycles of stores that no mainloop hides.
         work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
         dram_bytes: Bytes of the operands and results, each moved once.
         memory_cycles: Cycles that DRAM takes for these bytes, and for those that are read again.
         power_limited_cycles: Cycles that all energy takes at the power limit.
-        wave_cycles: Cycles of all waves.
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.
     """

@@ -78,7 +78,6 @@ class Report:
     """Errors of D against the float64 GEMM.
 
     Attributes:
-        max_error: Largest absolute error of an element.
         ratio: Largest error in units of its element's bound; Inf for an unexpected NaN or Inf.
         num_out_of_bound: Number of elements with a ratio above 1.
         frobenius: Frobenius norm of the error of finite elements, relative to the reference's.
@@ -219,7 +218,6 @@ class _ErrorAccumulator:
         steps: Accumulation steps of a sum.
         step: Relative error of one step (`step_error`).
         accumulator_dtype: fp32, fp16 or int32.
-        out_dtype: The dtype of D.
         zero_mean: Whether the norm's bound uses Q instead of P.
         sums: Further roundings in fp32.
     """

@@ -43,8 +43,6 @@ class Evaluation:
 
     Attributes:
         accumulator: (m, n) or (batch, m, n); for groups of rows, those of all groups. None: the table is invalid.
-        operands: The epilogue's operands by name.
-        grouping: The groups of a grouped GEMM.
         groups: The slice of each group.
         scatter: Where rows of a grouped GEMM are stored, or None.
         deterministic: Whether scattered rows are stored; otherwise they are added to the result.

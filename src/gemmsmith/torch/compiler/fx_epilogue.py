@@ -46,13 +46,10 @@ class FxEpilogueTracer(Tracer):
     """The epilogue of a matmul, to which `fuse` adds nodes of an FX graph.
 
     Attributes:
-        matmul: the matmul.
-        traffic: the model of Inductor's kernels.
         values: traced values by node, of fused nodes, and of nodes that fused ones are computed from.
         inputs_read: by such a node, the tensors that computing it reads, in addition to those that fused nodes read.
         operands: the epilogue's operands by the nodes of the tensors.
         numbers: the values of the epilogue's operands that are numbers, by name.
-        fused: the nodes that the epilogue computes.
     """
 
     def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:

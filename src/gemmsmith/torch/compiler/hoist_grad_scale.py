@@ -54,15 +54,7 @@ def _is_float_scalar(node: Node) -> bool:
 
 
 class _ScalarHoister:
-    """Hoists one scalar, an upstream gradient (an input of the graph), out of matmuls.
-
-    Attributes:
-        graph: the joint graph.
-        scalar: the node of the scalar.
-        dependent: the nodes that depend on it.
-        depends_on_grads: the nodes that depend on any upstream gradient.
-        depends_on_matmul: the nodes that depend on a matmul.
-    """
+    """Hoists one scalar, an upstream gradient (an input of the graph), out of matmuls."""
 
     def __init__(self, graph: torch.fx.Graph, scalar: Node) -> None:
         """Find the nodes that depend on the scalar, on any upstream gradient, and on matmuls."""

@@ -28,9 +28,6 @@ class Matmul:
     """A matmul in an FX graph.
 
     Attributes:
-        node: its node.
-        a: the node of a.
-        b: the node of b.
         shape: (m, n) or (batch, m, n).
         epilogue: for gemmsmith's own operators, the graph of the epilogue; None for aten's.
         operands: nodes and numbers by the names of that epilogue's operands.

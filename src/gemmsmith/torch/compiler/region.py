@@ -48,7 +48,6 @@ class Region:
 
     Attributes:
         matmul: the matmul, or a pair of them.
-        traffic: the model of Inductor's kernels.
         epilogue: the epilogue of all these nodes.
         roots: the matmul's own nodes: its results.
         nodes: all nodes, in the graph's order, the roots first.

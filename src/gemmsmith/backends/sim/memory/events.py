@@ -54,7 +54,6 @@ class Event:
         strong: (scope, CTA) of a strong access: atomic, relaxed, acquire or release.
         is_read: Whether it only reads.
         is_atomic: Whether it reads and writes.
-        proxy: The proxy through which it accesses memory.
     """
 
     agent: int

@@ -40,11 +40,9 @@ class CheckedAccess:
     Attributes:
         offsets, width: It accesses `width` bytes at each of `offsets`.
         aligned: A number of bytes that divides all offsets and the width.
-        event: What it is as an event.
         clock: What happens before the event.
         fenced_row: The row of `clock` that counts the accesses to this memory which the async proxy sees.
         describe: Returns the memory's name.
-        hazards: Where races are reported.
     """
 
     offsets: np.ndarray

@@ -26,7 +26,6 @@ class SyncVariable:
         released_clocks: Clocks published by the last store and the atomics after it (a release sequence; PTX ISA,
             "observation order").
         writes: (number, event) of that store and these atomics; the first write of the word is number 1.
-        write_count: Writes so far.
         last_observed_write: The number of the last write that each agent (see clocks.py) has observed.
         visible_at: Time at which the last write becomes visible to polling threads.
         spins: (agent, event count) of spins on the word that have ended.

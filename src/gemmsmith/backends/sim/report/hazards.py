@@ -18,7 +18,6 @@ class Place(SourceLocation):
     """A source line that threads execute. Compares by file and line.
 
     Attributes:
-        cta: The CTA's index.
         agent: Name of the threads, such as "CTA 0 consumer warpgroup 0".
         loops: Name and index of each loop around the line, outermost first.
         access: The access made there, such as "read of wgmma m64n128k16", or "".

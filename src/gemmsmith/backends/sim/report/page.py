@@ -26,7 +26,6 @@ class Fill(NamedTuple):
     """A slot of a buffer in shared memory, from one load to the next; the numbers are those of events, -1 for none.
 
     Attributes:
-        cta: The CTA.
         buffer: The buffer with its slot, such as "A[2]".
         holds: The k-tile or, where no loop around the load has it, the coordinates of the load.
         load: The issue of the first load.

@@ -39,7 +39,6 @@ class Event(NamedTuple):
             commit (of a group), init, arrive, expect_tx, complete_tx (of a barrier), block, resume (of a wait), exit.
         time: In cycles.
         agent: (CTA, name) of the threads, or of the engine that executes an operation.
-        statement: The statement's number.
         loops: Name and index of each loop, outermost first.
         object: (CTA, name) of the barrier, or of what is waited for.
         phase: Of a barrier, after the event. For block and resume, the phase that is waited for.
@@ -80,9 +79,7 @@ class Operation:
     """An asynchronous operation.
 
     Attributes:
-        route: What it accesses.
         coordinates: Of a TMA box.
-        bytes: Bytes that it moves.
         cycles: Cycles of the tensor core.
         stage: Stage of the pipeline, -1 for none.
         start, end: When its engine works on it, in cycles.

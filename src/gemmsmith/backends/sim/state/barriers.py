@@ -61,11 +61,9 @@ class Mbarrier:
         count: Arrivals expected per phase.
         initializer: (agent, event count) of its init; `location` is its source line.
         num_agents: Length of vector clocks.
-        hazards: Where errors are reported.
         phase: Completed phases, so the number of the phase in progress, whose parity is phase % 2.
         pending: Arrivals that the phase in progress still misses.
         tx_count: Bytes that it still misses.
-        received_data: Whether it has received data.
         time: Time in cycles of its last contribution; `completed_at`: of the phase before.
         current_clocks: Clocks published by the phase in progress; `completed_clocks`: by all completed ones.
         last_waited_phase: The last phase that each lockstep group has waited for.

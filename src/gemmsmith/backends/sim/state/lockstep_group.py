@@ -91,11 +91,9 @@ class LockstepGroup:
         title: Its name in messages.
         row: (CTA, name).
         threads: The threads' indices in the CTA.
-        warps: Its warps.
         time: Cycles of the cost model.
         line: The source line being executed.
         loops: Name and index of each loop that is being executed, outermost first.
-        active: Whether each thread is active.
         active_lanes: The active threads by warp.
         selection: An index that selects the active threads.
         registers_per_thread: The register budget (setmaxnreg).

@@ -19,14 +19,10 @@ class InFlightOperation:
     """An asynchronous operation that a CTA has issued.
 
     Attributes:
-        operation: What it does.
-        cta: The issuing CTA.
         clock: What happens before it.
         bits: The bits of a clock that say (sources read, results written).
         end: Time of completion in cycles.
-        location: Where it was issued.
         depends_on: Operations that complete first.
-        finished: Whether it has completed.
         issuer_clocks: The clock of each issuing warp, if the operation signals an mbarrier.
         copy_writes: The write events of a cp.async, by warp, until the warp has waited for them.
     """
