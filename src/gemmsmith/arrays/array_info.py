@@ -40,7 +40,6 @@ class ArrayInfo(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Size of an element in bytes."""
         return self.dtype.bytes
 
     @property

@@ -66,14 +66,12 @@ class Binding:
 
     @property
     def a(self) -> ArrayInfo:
-        """The array a."""
         a = self.arguments["a"]
         assert isinstance(a, ArrayInfo)
         return a
 
     @property
     def mma(self) -> Mma:
-        """The instruction that multiplies a and b."""
         return self.multiplication.mma
 
     @property
@@ -83,7 +81,6 @@ class Binding:
 
     @property
     def grouping(self) -> Grouping | None:
-        """The groups of the user's product."""
         grouping = self.problem.grouping
         return grouping.transposed() if grouping and self.swapped else grouping
 

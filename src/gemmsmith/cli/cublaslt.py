@@ -216,11 +216,9 @@ class Matmul:
         ]
 
     def set(self, attribute: int, value: Any) -> None:
-        """Set an attribute of the matmul's descriptor."""
         library().cublasLtMatmulDescSetAttribute(self.desc, attribute, byref(value), ctypes.sizeof(value))
 
     def scale(self, scales: Scales) -> None:
-        """Set the addresses of the scales of A and B."""
         first, second = self.operands(*scales, scales[0])[:2]
         self.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c_void_p(first.data_ptr()))
         self.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c_void_p(second.data_ptr()))

@@ -30,7 +30,6 @@ class Integers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self.separator, self.expected, self.is_valid = separator, expected, is_valid
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text, as click requires."""
         if isinstance(value, tuple):
             return value
         parts = str(value).lower().split(self.separator)
@@ -57,7 +56,6 @@ class Picture(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse and check the path, as click requires."""
         super().convert(value, param, ctx)
         path = Path(value)
         if path.suffix.lower() not in PICTURE_SUFFIXES:
@@ -191,7 +189,6 @@ class ProblemCommand(click.Command):
     """A command with the options of `problem`: its --help has sections for the problem, the config and the others."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections, as click requires."""
         sections: dict[str, list[tuple[str, str]]] = {"Problem": [], "Config (see gemmsmith.Config)": [], "Options": []}
         of_problem, of_config, others = sections.values()
         of_decorator = {parameter.name for parameter in problem(lambda: None).__click_params__}  # type: ignore[attr-defined]

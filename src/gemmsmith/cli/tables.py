@@ -76,7 +76,6 @@ class KernelCounts:
         return cls(kernel, lines, r.registers, limits)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict that can be written as JSON."""
         o = self.occupancy
         lines = [vars(x) | {"location": f"{x.location}"} for x in self.lines]
         return {"kernel": self.kernel.name, "threads": self.kernel.threads, "registers": self.registers,

@@ -54,7 +54,6 @@ class BlockScales:
 
     @property
     def pipelines(self) -> list[PipelineTmaAsync]:
-        """The pipelines whose barriers must be initialized."""
         return [x.pipeline for x in self.scaled_operands if isinstance(x, TmaKMajorScales)]
 
     def copying_lanes(self) -> AbstractContextManager[None]:

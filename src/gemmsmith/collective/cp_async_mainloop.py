@@ -66,8 +66,11 @@ class CpAsyncStages:
     ) -> None:  # fmt: skip
         """Allocate the stages.
 
-        `make_operand` makes each operand whose rows are not gathered. `operands`: their tiles lie side by side in a
-        stage; None: A and B.
+        Args:
+            spec: The kernel's config, dtypes and layouts.
+            scheduler: The tile scheduler.
+            make_operand: Makes each operand whose rows are not gathered.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B.
         """
         self.spec, self.scheduler = spec, scheduler
         self.operands = [

@@ -64,7 +64,6 @@ class CpAsyncCopies:
         self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        """Move this thread's source address to the tile at `coord`, and to element `first_k` of K."""
         operand, thread, tile, nbytes = self._operand, self._partition, self._tile, self._tile.dtype.bytes_of
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
@@ -120,7 +119,6 @@ class CpAsyncCopies:
         return k.minimum(k.maximum(inner_bytes - step.box * self._tile.pitch, 0), VECTOR_BYTES)
 
     def advance(self) -> None:
-        """Move to the next k-tile."""
         tile = self._tile
         step = tile.dtype.bytes_of(tile.k) if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
         self._gmem_ptr.set(self._gmem_ptr.get() + step)

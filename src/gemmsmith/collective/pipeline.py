@@ -291,7 +291,6 @@ class StagesReleasedBarrier:
         phase.set(phase.get() ^ 1)
 
     def consumer_release(self) -> None:
-        """Arrive, once per warp, on the barrier of each peer."""
         self._consumers.add_arrivals(current_builder().role_warps * self.peers.count)
         _arrive_per_warp(self._released[0], self.peers, self.scope)
 

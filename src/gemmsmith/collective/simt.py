@@ -154,7 +154,6 @@ class SimtCopies:
         self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        """Move this thread's source address to the tile at `coord`, and to element `first_k` of K."""
         row_offset = (coord.mn + self._thread_mn).to(I64) * self._operand.mn_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._operand.k_stride
         self._gmem_ptr.set(self._operand.address + (coord.batch.to(I64) * self._operand.batch_stride + offset).to(U64))
@@ -185,7 +184,6 @@ class SimtCopies:
         hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
 
     def advance(self) -> None:
-        """Move to the next k-tile."""
         self._gmem_ptr.set(self._gmem_ptr.get() + (self._operand.k_stride * self._tile.k).to(U64))
 
 

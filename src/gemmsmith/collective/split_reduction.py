@@ -200,7 +200,6 @@ class ClusterSplitReduction(SplitReduction):
         return (self,)
 
     def init(self) -> None:
-        """Initialize the barriers. One thread executes it."""
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)

@@ -169,7 +169,6 @@ class TmaKMajorScales(TmaScales):
                 write.advance()
 
     def start_reader(self) -> KMajorScaleReader:
-        """Declare a consumer warpgroup's state, before its first tile."""
         return KMajorScaleReader(self)
 
 
@@ -183,7 +182,6 @@ class KMajorScaleReader(ScaleReader):
         self._k_tile = current_builder().var(I32, 0, f"{scales.name}_k_tile")
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
-        """Skip the boxes of `tiles` tiles of `k_tiles` k-tiles."""
         self._read_state.skip((k_tiles + (SCALES_PER_TMA_BOX - 1)) // SCALES_PER_TMA_BOX * tiles)
 
     def begin_tile(self) -> None:
@@ -191,7 +189,6 @@ class KMajorScaleReader(ScaleReader):
         self._k_tile.set(0)
 
     def wait(self, tile: WorkTile) -> None:
-        """Wait for the box of a tile's next k-tile."""
         self._pipeline.consumer_wait(self._read_state)
         self._k_block = tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 

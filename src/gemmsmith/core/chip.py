@@ -112,7 +112,6 @@ class Occupancy:
 
     @property
     def warps_per_sm(self) -> int:
-        """Resident warps per SM."""
         return self.ctas_per_sm * self.warps_per_cta
 
     def __str__(self) -> str:

@@ -55,7 +55,13 @@ class Epilogue:
     """Lowers a kernel's epilogue graph: loads its operands, evaluates it and stores its results, tile by tile."""
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: Sequence[SharedBuffer] = ()) -> None:
-        """Declare shared memory and kernel arguments."""
+        """Declare shared memory and kernel arguments.
+
+        Args:
+            spec: The kernel's config and epilogue.
+            scheduler: The kernel's tile scheduler, which has the table of a grouped GEMM.
+            stages: The mainloop's buffers of A and B, which with alias_epilogue are the buffers of the stores, too.
+        """
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)

@@ -62,7 +62,6 @@ class EpiloguePlan:
 
     @property
     def subtiles(self) -> int:
-        """Subtiles of a warpgroup's tile."""
         return self.subtiles_m * self.subtiles_n
 
     @property

@@ -176,7 +176,6 @@ class ScalarBroadcast:
             )
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> TileInput:
-        """Load the element into a register, unless it is a kernel argument."""
         x = self._source
         scalar: RegisterArray | tuple[Value]
         if isinstance(x, Value):
@@ -222,7 +221,6 @@ class VectorBroadcast:
         return index, Constant(PRED, True) if is_multiple else index < self.values_per_tile
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> TileInput:
-        """Load this thread's elements of the tile's vector into registers."""
         k, dims = current_builder(), self.dims
         along_m = wg_tile.m, wg_tile.problem_m, dims.rows_per_value, "row"
         along_n = wg_tile.work.n, wg_tile.problem_n, dims.columns_per_value, "column"
@@ -331,7 +329,6 @@ class TmaAuxLoad:
         self.bytes = sum(tile.bytes for _, tile in self.loads)
 
     def init(self) -> None:
-        """Initialize the stages' barriers, at the kernel's start."""
         with current_builder().unroll(self.barriers.count, name="stage") as stage:
             hw.mbarrier_init(self.barriers[stage], 1)
 

@@ -207,7 +207,6 @@ class TmaStores(ThreadStores):
         super().issue(group)
 
     def issue_stores(self, group: StoreGroup) -> None:
-        """Issue the TMA stores of a group."""
         with group.subtiles() as coord:
             self.stores.issue(self.wg_tile, coord)
 

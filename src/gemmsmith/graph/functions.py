@@ -95,7 +95,6 @@ class Function(Operation):
 
     @cached_property
     def lowerings(self) -> dict[Precision, Lowering]:
-        """The lowerings by precision."""
         others: tuple[tuple[Precision, Lowering | None], ...] = ("approx", self.approx), ("exact", self.exact)
         return {"default": self.lower, **{precision: lower for precision, lower in others if lower}}
 

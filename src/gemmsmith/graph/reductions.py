@@ -194,11 +194,9 @@ class ReductionState:
                 array[i] = identity
 
     def load(self, i: ValueLike) -> State:
-        """Return state `i`."""
         return tuple(array[i] for array in self.arrays)
 
     def store(self, i: ValueLike, state: State) -> None:
-        """Set state `i`."""
         for array, x in zip(self.arrays, state, strict=True):
             array[i] = x
 

@@ -166,7 +166,6 @@ class QuantizeRows:
             self.reciprocals.append(reciprocal.with_name_hint("quantization_scale"))
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
-        """Return a pair of quantized elements, before rounding."""
         low, high = self.fragment.load_pair(n8, row_half)
         return low * self.reciprocals[row_half], high * self.reciprocals[row_half]
 
@@ -232,7 +231,7 @@ class TopKSoftmax:
         return max_value[0].named("max_value"), max_column[0].named("max_column")
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
-        """Return two adjacent elements of the softmax: 0 for those behind the threshold."""
+        """Return 0 for elements behind the threshold."""
         reciprocal, (value, column), result = self.reciprocals[row_half], self.thresholds[row_half], []
         for i, x in enumerate(self.fragment.load_pair(n8, row_half)):
             is_selected = (x > value) | ((x == value) & (_column_offset(n8, i) <= column - self.first_column))

@@ -95,12 +95,10 @@ class PlannedGemm:
     # -- kernels ---------------------------------------------------------------------------------------
     @cached_property
     def launches(self) -> Launches:
-        """The launches for the problem that was planned for."""
         return build_launches(self.binding, self.spec)
 
     @property
     def kernel(self) -> Kernel:
-        """The GEMM kernel's description."""
         return build(self.spec)
 
     @cached_property

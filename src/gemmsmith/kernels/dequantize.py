@@ -46,7 +46,6 @@ class DequantizeSpec:
 
     @property
     def name(self) -> str:
-        """The kernel's symbol."""
         variants = ["per_column"] * self.per_column + ["unaligned"] * (not self.vectorizable)
         return "_".join(map(str, ["dequantize", self.source_dtype, self.scale_dtype, self.out_dtype, *variants]))
 

@@ -64,7 +64,6 @@ class Packing:
 
     @property
     def bytes(self) -> int:
-        """Workspace bytes of the packed copy."""
         return self.total_vectors * TMA_ALIGNMENT_BYTES
 
     @property

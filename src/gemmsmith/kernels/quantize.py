@@ -69,13 +69,11 @@ class QuantizeSpec:
 
     @property
     def granularities(self) -> dict[str, ScaleGranularity]:
-        """Granularity of the scales by output."""
         outputs = (("rowwise", self.rowwise), ("columnwise", self.columnwise))
         return {orientation: granularity for orientation, granularity in outputs if granularity}
 
     @property
     def name(self) -> str:
-        """The kernel's symbol."""
         full, unaligned = "full_" * self.has_scale_per_row_or_column, ["unaligned"] * (not self.vectorizable)
         outputs = [f"{orientation}_{full}{granularity}" for orientation, granularity in self.granularities.items()]
         parts = ["quantize", self.source_dtype, self.value_dtype, self.scale_dtype, *outputs, self.columns, *unaligned]
@@ -112,7 +110,6 @@ class BoundQuantize(BoundTiles):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Number of tiles along M and along N."""
         columns = self.spec.columns
         return ceil_div(self.source.rows, ThreadLayout(columns).rows), ceil_div(self.source.cols, columns)
 

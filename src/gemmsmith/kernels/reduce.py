@@ -83,7 +83,6 @@ class ReduceSpec:
 
     @property
     def name(self) -> str:
-        """The part of the kernel's symbol."""
         suffix = "_split" * self.is_split + "_of_groups" * self.has_ranges
         return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{suffix}"
 
@@ -132,22 +131,18 @@ class BoundReduction:
 
     @property
     def slices(self) -> int:
-        """Slices of an output."""
         return ceil_div(self.partials.num_partials, self.partials_per_slice) if self.spec.is_split else 1
 
     @property
     def batches(self) -> int:
-        """Batches or groups."""
         return self.partials.batch * max(self.partials.groups, 1)
 
     @property
     def slice_states(self) -> int:
-        """States of all slices."""
         return self.batches * self.slices * self.partials.num_outputs
 
     @property
     def ctas(self) -> int:
-        """CTAs of the result."""
         return self.batches * self.slices * self.chunks
 
 

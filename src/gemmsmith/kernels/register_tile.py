@@ -42,12 +42,10 @@ class ThreadLayout:
 
     @property
     def rows(self) -> int:
-        """Rows of the tile."""
         return TILE_ELEMENTS // self.columns
 
     @property
     def threads_per_row(self) -> int:
-        """Threads that share a row."""
         return min(self.columns // VECTOR_ELEMENTS, THREADS)
 
     @property
@@ -57,16 +55,13 @@ class ThreadLayout:
 
     @property
     def rows_per_thread(self) -> int:
-        """Rows per thread."""
         return VECTORS_PER_THREAD // self.vectors_per_row_per_thread
 
     def row(self, vector: ValueLike) -> Value:
-        """Return the row in the tile of a vector of this thread."""
         first_row = current_builder().thread // self.threads_per_row * self.rows_per_thread
         return first_row + as_value(vector, I32) // self.vectors_per_row_per_thread
 
     def column(self, vector: ValueLike) -> Value:
-        """Return the column in the tile of a vector's first element."""
         first_vector = as_value(vector, I32) % self.vectors_per_row_per_thread * self.threads_per_row
         return (first_vector + current_builder().thread % self.threads_per_row) * VECTOR_ELEMENTS
 
@@ -79,7 +74,6 @@ class BoundTiles:
 
     @property
     def source(self) -> Matrix:
-        """The matrix that is read."""
         return self.arrays["source"]
 
     @property

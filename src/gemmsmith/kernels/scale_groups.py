@@ -50,7 +50,6 @@ class ScaleGroup(ABC):
         """Compute the scales from the amax of all added elements, store them, and keep their reciprocals."""
 
     def clear(self) -> None:
-        """Set each amax to zero."""
         with current_builder().unroll(self.count, name="group") as i:
             self.amax[i] = 0.0
 
@@ -86,7 +85,6 @@ class RowScaleGroup(ScaleGroup):
             self.exchange = current_builder().shared(4 * count * WARPS, name="amax_exchange")[0].address
 
     def group_index(self, vector: ValueLike, i: int) -> Value:
-        """Return the index, among the thread's groups, of a vector's row."""
         return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
 
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
@@ -148,7 +146,6 @@ class ColumnScaleGroup(ScaleGroup):
         self.shared_reciprocals = k.shared(4 * QUANTIZATION_BLOCK, name="column_reciprocals")[0].address
 
     def group_index(self, vector: ValueLike, i: int) -> Value:
-        """Return the index, among the thread's groups, of element `i`'s column."""
         return as_value(i, I32)
 
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:

@@ -54,7 +54,6 @@ class RungCase:
 
     @property
     def out_dtype(self) -> DType:
-        """The dtype of D."""
         if self.config:
             return {INT8: INT32, TF32: FP32}.get(self.dtype, self.dtype)
         return LADDER_KERNELS[self.name].output(self.dtype)

@@ -153,7 +153,6 @@ class Printer:
         return self._compose(value)  # the condition of a merged `if`, which has no definition
 
     def text(self, value: Value) -> str:
-        """Return the text of a value."""
         return self.expression(value).text
 
     def _compose(self, value: Value) -> _Expression:

@@ -45,7 +45,6 @@ class _Blocks:
         return self.end - nbytes
 
     def free(self) -> int:
-        """Free the blocks, and return their bytes."""
         freed, self.end, self.rest = sum(self.sizes.values()), 0, 0
         while self.sizes:
             address, _ = self.sizes.popitem()

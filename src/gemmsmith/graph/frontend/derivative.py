@@ -237,7 +237,6 @@ class _DerivativeBuilder:
                 self._backpropagate(i, graph.nodes[i])
 
     def grad_graph(self, wrt: Collection[str]) -> EpilogueGraph:
-        """Return the graph whose results are the gradients of `wrt`."""
         results = []
         for name in wrt:
             nodes = [i for i, n in enumerate(self.forward.nodes) if n.operation.leaf_name(n) == name]
@@ -262,12 +261,10 @@ class _DerivativeBuilder:
         return cse(fold(eliminate_dead_code(graph)))
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
-        """Add an operand of the derivative, and return its value."""
         self.operands[name] = Operand(name, broadcast_dims, dtype)
         return self.tracer.add("operand", attribute=name, dims=broadcast_dims)
 
     def dtype(self, result: Result) -> DType:
-        """Return the dtype in which a forward result is stored."""
         return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
 
     def minmax_mask(self, result: Result) -> Traced:

@@ -289,7 +289,6 @@ class _Reduction(Visitor):
             raise epilogue_error(f"{self!r}: use a kind of {', '.join(kinds)}", self.location)
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the reduction and its result."""
         (x,), kind = inputs, REDUCTION_SYNONYMS.get(self.kind, self.kind)
         node = partial(builder.node, location=self.location)
         if kind == "amax":

@@ -26,7 +26,6 @@ class Editor:
 
     @property
     def index(self) -> int:
-        """Index of the old node being visited."""
         return len(self.new)
 
     def add(self, op: str, *inputs: int, attribute: object = None) -> int:
@@ -34,12 +33,10 @@ class Editor:
         return self.keep(Node(op, inputs, attribute, self.old.nodes[self.index].location))
 
     def keep(self, node: Node) -> int:
-        """Add a node as it is, and return its index."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
     def constant(self, x: float) -> int:
-        """Add a constant and return its index."""
         return self.add("constant", attribute=x)
 
     def constant_value(self, index: int) -> float | None:

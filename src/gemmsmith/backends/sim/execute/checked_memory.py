@@ -34,11 +34,9 @@ class ResolvedAccess:
     aligned: int
 
     def read(self) -> np.ndarray:
-        """Return (len(offsets), width) bytes."""
         return gather(self.data, self.offsets, self.access.width, self.aligned)
 
     def write(self, values: np.ndarray) -> None:
-        """Write (len(offsets), width) bytes."""
         scatter(self.data, self.offsets, values, self.aligned)
 
 

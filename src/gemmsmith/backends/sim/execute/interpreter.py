@@ -54,7 +54,6 @@ class Interpreter:
         self.machine: Machine = LockstepMachine(group, self.values, self.registers, self.counter)
 
     def run(self) -> Blocking:
-        """Execute the whole kernel."""
         return self._block(self.group.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:

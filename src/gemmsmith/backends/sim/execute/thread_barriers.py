@@ -51,7 +51,6 @@ class ThreadBarriers:
         self._arrive(barrier, relaxed=relaxed)
 
     def cluster_wait(self) -> Blocking:
-        """Wait until all threads of the cluster have arrived at its barrier."""
         self.group.require_converged("barrier.cluster.wait")
         arrivals = {lanes.warp: self.cluster_arrivals.pop(lanes.warp, None) for lanes in self.group.active_lanes}
         generations = [arrival[0] for arrival in arrivals.values() if arrival is not None]

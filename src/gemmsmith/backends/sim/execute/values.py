@@ -64,7 +64,6 @@ class Values(dict[Value, Any]):
         return active[0].item()
 
     def declare(self, variable: Variable, initial: Value) -> None:
-        """Declare a variable in the active threads."""
         self.variables[variable] = self[initial]
         self._declared[variable] = self.group.active
 

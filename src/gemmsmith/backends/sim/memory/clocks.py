@@ -45,7 +45,6 @@ class VectorClock:
         self.completed_bits = self.fenced_bits = 0
 
     def copy(self) -> VectorClock:
-        """Return a copy."""
         clock = VectorClock.__new__(VectorClock)
         clock.event_counts = self.event_counts.copy()
         clock.completed_bits, clock.fenced_bits = self.completed_bits, self.fenced_bits
@@ -85,13 +84,11 @@ class Agent:
     pending: list[tuple[ScopeLevel, VectorClock]] = field(default_factory=list)
 
     def advance(self) -> None:
-        """Count one more event."""
         self.clock.event_counts[HAPPENS_BEFORE, self.index] += 1
         self.clock.event_counts[EXECUTED, self.index] += 1
 
     @property
     def next_event(self) -> int:
-        """The number of the agent's next event."""
         return self.clock.event_counts.item(HAPPENS_BEFORE, self.index)
 
 

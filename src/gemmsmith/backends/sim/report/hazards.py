@@ -33,7 +33,6 @@ class Place(SourceLocation):
         self.cta, self.agent, self.loops, self.access, self.engine = cta, agent, loops, access, engine
 
     def accessed(self, access: str, engine: str) -> Place:
-        """Return the place of an access."""
         return Place(self, self.cta, self.agent, self.loops, access, engine)
 
 

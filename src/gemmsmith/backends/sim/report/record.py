@@ -146,7 +146,6 @@ class Record:
 
     # -- hooks: called by the simulator ---------------------------------------------------------------
     def instruction(self, threads: _Threads) -> None:
-        """Record that threads execute an instruction."""
         self._add("instruction", threads)
 
     def issue(
@@ -192,13 +191,11 @@ class Record:
                 self.count(cta, loaded=started.bytes)
 
     def signal(self, kind: str, operation: AsyncOperation, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record that an operation, which has completed, signals an mbarrier of a CTA."""
         started, engine = self._started[id(operation)]
         cause = self._events[started.issue][3:5]
         self._append(kind, started.end, engine, *cause, (cta, barrier.name), *barrier.state, amount)
 
     def barrier(self, kind: str, threads: _Threads, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record what threads do to a barrier of a CTA."""
         self._add(kind, threads, self._object(cta, barrier.name), *barrier.state, amount)
 
     def commit(self, threads: _Threads, name: str, operations: Iterable[AsyncOperation]) -> None:
@@ -224,7 +221,6 @@ class Record:
             started.wait = len(self._events) - 1 if started.wait < 0 else started.wait
 
     def exit(self, threads: _Threads) -> None:
-        """Record that threads have finished."""
         self._events.append(("exit", threads.time, threads.row, -1, ()))
 
     def end(self) -> None:
@@ -277,11 +273,9 @@ class Record:
 
     @property
     def events(self) -> list[Event]:
-        """The events."""
         return [Event(*x) for x in self._events]
 
     def of_kind(self, *kinds: str) -> list[Event]:
-        """Return the events of these kinds."""
         return [Event(*x) for x in self._events if x[0] in kinds]
 
     @property

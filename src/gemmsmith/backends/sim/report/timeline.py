@@ -54,7 +54,6 @@ class Timeline:
 
     @property
     def cycles(self) -> int:
-        """The end of the last span."""
         return max((s.end for s in self.spans), default=0)
 
     def add(self, span: Span) -> None:

@@ -55,15 +55,12 @@ class ActiveLanes:
         return self.mask != ALL_LANES
 
     def agent(self) -> Agent:
-        """Return the agent of these lanes."""
         return self.warp.agent(self.mask)
 
     def release(self) -> VectorClock:
-        """Return the lanes' clock and advance it."""
         return self.warp.release(self.mask)
 
     def acquire(self, clock: VectorClock) -> None:
-        """Join a clock into that of these lanes."""
         self.warp.acquire(self.mask, clock)
 
 
@@ -140,7 +137,6 @@ class LockstepGroup:
 
     @property
     def location(self) -> Place:
-        """The source line being executed, with the threads and the iteration."""
         return self.location_of(None)
 
     def location_of(self, warp: Warp | None) -> Place:

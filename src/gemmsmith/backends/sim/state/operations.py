@@ -60,7 +60,6 @@ class Operations:
         return 1 << 2 * index, 2 << 2 * index
 
     def add(self, operation: InFlightOperation) -> None:
-        """Add an operation that has been issued."""
         self.all.append(operation)
         self.in_flight.append(operation)
 
