@@ -33,7 +33,10 @@ def mma_of(problem: Problem, design: Design) -> Mma:
 
 
 def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
-    """Return the spec of a problem, by default with the identity epilogue; ConfigError if the config cannot work."""
+    """Return the spec of a problem, by default with the identity epilogue.
+
+    Raises ConfigError if the config cannot work with the problem.
+    """
     design, stored = get_design(config.design), (problem.a.dtype, problem.b.dtype)
     mma = mma_of(problem, design)
     scale_a, scale_b = (_scale_spec(problem, role) for role in ROLES)

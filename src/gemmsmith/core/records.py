@@ -22,8 +22,8 @@ class Records(dict[str, R]):
     def register(self, name: str, record: R, source: str) -> None:
         """Add a record. `source`: the name of the module or function that defines it.
 
-        It replaces a record of the same name and source, as when a notebook's cell is run again; EpilogueError for
-        another source.
+        It replaces a record of the same name and source, as when a notebook's cell is run again. Raises EpilogueError
+        if another source has registered the name.
         """
         if self.get(name, record) is not record:
             if self._sources[name] != source:

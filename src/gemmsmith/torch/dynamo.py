@@ -16,7 +16,7 @@ if torch.__version__ < (2, 13) and torch._dynamo.config.skip_guards_on_constant_
 
 
 def assume_constant_result(function: F) -> F:
-    """Mark a function that Dynamo calls, and whose result is a constant in compiled code.
+    """Mark a function that Dynamo calls instead of tracing it, and whose result is a constant in compiled code.
 
     It does the same as torch.compiler.assume_constant_result.
     """

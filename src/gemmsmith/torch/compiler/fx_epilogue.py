@@ -150,7 +150,10 @@ class FxEpilogueTracer(Tracer):
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
-        """Return a node's traced value before rounding, from the values of its inputs."""
+        """Return a node's traced value before rounding, from the values of its inputs.
+
+        Raises EpilogueError if an epilogue cannot compute it.
+        """
         if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
             return self._evaluate_reduction(node)
         if node_kind(node) == "view":
