@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
@@ -93,7 +94,8 @@ def _bind(x: Array) -> str:
     axes = []
     for (size, by), stride in zip(x.sizes, x.strides or [-1] * len(x.sizes), strict=True):
         whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
-        axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
+        divisor = by if isinstance(size, str) else ceil_div(size, by)
+        axes.append(f"{{{whole}, {divisor}, {step}, {0 if isinstance(stride, str) else stride}}}")
     return (
         f'    x.{x.name} = bind({x.name}, "{x.name.removeprefix("in_")}", {{{dtype}}}, device, {{{", ".join(axes)}}});'
     )
