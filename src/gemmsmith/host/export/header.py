@@ -184,11 +184,8 @@ def _checks(name: str, signature: Signature) -> Iterator[str]:
     if empties:
         yield f"    if ({' || '.join(f'!x->{v}' for v in empties)}) return {name}_OK;"
     for v in signature.variables[len(sizes) :]:
-        if v.is_address:
-            condition = f"(uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
-        else:
-            condition = f"x->{v.name} < {v.least} || x->{v.name} > INT64_C({v.most})"
-        yield f"    if ({condition}) return {name}_ERROR_SIZE;"
+        value, least = (f"(int64_t)(intptr_t)x->{v.name}" if v.is_address else f"x->{v.name}"), v.least
+        yield f"    if ({value} < {least} || {value} > INT64_C({v.most})) return {name}_ERROR_SIZE;"
     for x in signature.arrays:
         yield f"    const int64_t {x.name}_bytes = {_bytes(name, x, empties)};"
     parts = [(y, x) for x in signature.arrays for y in (x.name, x.second) if y]
