@@ -271,8 +271,7 @@ class Plan:
 
         Raises:
             ArgumentError: The name is no identifier, a plan of `others` takes other arrays, or a plan is one that no
-                header binds: with groups, block scales, reductions, functions of whole rows, two arrays as b, or an
-                epilogue that reads sizes.
+                header binds: with a batch of 1, or an epilogue that reads sizes or is traced at each call.
         """
         from gemmsmith.host.export.files import export
 

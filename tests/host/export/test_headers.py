@@ -346,6 +346,36 @@ def test_wrong_arguments_are_refused(name: str, folder: Path) -> None:
     assert {0, 1, 2, 3} <= {status for _, status in counts}
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "status"),
+    [
+        ("chosen", {"k": 0, "a": 0, "b": 0, "a_stride": 0}, 0),
+        ("chosen", {"m": 1, "n": 8, "a_stride": 0, "out_stride": 0}, 0),
+        ("chosen", {"out_stride": 0}, 3),
+        ("chosen", {"a": 0}, 1),
+        ("epilogue", {"in_bias": 0}, 1),
+        ("epilogue", {"in_bias": (1 << 40) + 1}, 2),
+        ("block scales", {"k": 0, "a": 0, "b": 0, "in_scale of a": 0, "in_scale of b": 0}, 0),
+        ("two weights", {"k": 0, "a": 0, "b": 0, "b2": 0}, 0),
+        ("two weights", {"b2": 2 << 40}, 2),  # as b
+        ("row sums", {"n": 0, "b": 0}, 0),
+        ("row sums", {"m": 0, "a": 0, "out": 0}, 0),
+        ("row sums", {"k": 0}, 0),
+        ("constant", {"m": 0}, 2),  # the maximum of nothing
+        ("grouped", {"groups": 0}, 1),
+        ("grouped", {"groups": 33}, 1),
+        ("grouped", {"groups": 1, "m": 1}, 0),
+        ("grouped", {"m": 0, "a": 0}, 0),
+        ("top-k", {"n": 257}, 1),
+    ],
+)
+def test_edges(name: str, changes: dict[str, int], status: int, folder: Path) -> None:
+    """Sizes of 0 and 1, null pointers of empty arrays, strides of single rows."""
+    signature, _, _ = exported(name, folder)
+    counts = compared(name, folder, [signature._own_values() | changes])
+    assert [x for _, x in counts] == [status]
+
+
 def test_two_headers_in_one_program(folder: Path) -> None:
     """As C++, too; and by other compilers where they are."""
     names = []

@@ -26,7 +26,10 @@ from gemmsmith.host.export.trace import Array, Signature
 tvm_ffi = pytest.importorskip("tvm_ffi")
 CALLER = Path(__file__).parent / "call_tvm_ffi.py"
 DEVICE, STREAM = [2, 3], 77
-CODES = {"fp16": [2, 16, 1], "fp32": [2, 32, 1], "bf16": [4, 16, 1], "bool": [6, 8, 1], "fp8_e4m3": [10, 8, 1]}
+CODES = {
+    "int8": [0, 8, 1], "int32": [0, 32, 1], "int64": [0, 64, 1], "ue8m0": [1, 8, 1], "fp16": [2, 16, 1],
+    "fp32": [2, 32, 1], "bf16": [4, 16, 1], "bool": [6, 8, 1], "fp8_e4m3": [10, 8, 1], "fp8_e5m2": [12, 8, 1],
+}  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
 
 
@@ -43,15 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @lru_cache
-def exported(name: str, folder: Path) -> tuple[Signature, str]:
-    """A plan's signature, and the sizes of its kernels' parameters; its library is name.so."""
+def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any]]:
+    """A plan's signature, and the description of its header; its library is name.so."""
     made, prefix = PLANS[name](), identifier(name)
     about = json.loads(made.export(folder, prefix, tvm_ffi=True).with_suffix(".json").read_text())
     library = Path(tvm_ffi.libinfo.find_libtvm_ffi())
     options = ["-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", *includes()]
     command = ["g++", *options, folder / f"{prefix}_tvm_ffi.cc", "-o", folder / f"{prefix}.so", library, "-ldl"]
     subprocess.run(command, check=True)
-    return Signature.of(made._planned), " ".join(kinds_of(about))
+    return Signature.of(made._planned), about
 
 
 def identifier(name: str) -> str:
@@ -60,11 +63,11 @@ def identifier(name: str) -> str:
 
 def run(name: str, folder: Path, calls: list[dict[str, Any]], allocates: bool = True) -> tuple[int, list[str]]:
     """The scratch memory's address, and for each call what was launched, " # ", and "ok" or the error."""
-    _, kinds = exported(name, folder)
+    _, about = exported(name, folder)
     prefix = identifier(name)
     library = str(folder / f"{prefix}.so")
     given = json.dumps({"library": library, "name": prefix, "calls": calls, "allocates": allocates})
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "STAND_IN_KINDS": kinds}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "STAND_IN_KINDS": " ".join(kinds_of(about))}
     command = [sys.executable, CALLER]
     done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -95,16 +98,22 @@ def as_read(signature: Signature, values: dict[str, int]) -> dict[str, int]:
         for size in shape:
             count *= size
         read |= {
-            s: (count // 16 + 1) * 16 for s, n in zip(x.strides, shape, strict=True) if isinstance(s, str) and n < 2
+            s: (count // 16 + 1) * 16
+            for s, n in zip(x.strides or (), shape, strict=False)
+            if isinstance(s, str) and n < 2
         }
         if not count:
             read[x.name] = 256
     return read
 
 
-@pytest.mark.parametrize("name", ["split", "stream-K", "batch", "epilogue", "column", "scales", "gated"])
+@pytest.mark.parametrize(
+    "name",
+    ["split", "stream-K", "batch", "epilogue", "column", "scales", "gated", "block scales", "reductions", "quantize",
+     "packed", "grouped", "grouped sizes", "masked", "gather and scatter"],
+)  # fmt: skip
 def test_launches_are_pythons(name: str, folder: Path) -> None:
-    signature, _ = exported(name, folder)
+    signature, about = exported(name, folder)
     dice = random.Random()
     drawn = [signature.draw(dice) for _ in range(200)]
     numbers = [{x: dice.randrange(-80, 80) / 8 for x in signature.numbers} for _ in drawn]
@@ -113,7 +122,8 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
     for values, given, line in zip(drawn, numbers, lines, strict=True):
         launched, outcome = line.split(" # ")
         read = as_read(signature, values)
-        python = None if 0 in (values["m"], values["n"], values.get("batch", 1)) else pythons(signature, read)
+        is_empty = 0 in [values[x] for x in signature.shape] and not signature.has_reductions
+        python = None if is_empty else pythons(signature, read)
         if outcome != "ok":
             assert launched == ""
             assert outcome.startswith("ValueError: ")
@@ -125,9 +135,10 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
             _, want = expected(signature, python, {**read, "workspace": workspace, "flags": flags}, given)
             if python.flag_bytes:
                 memset, launched = re.fullmatch(r"( \| memset [\d ]*)(.*)", launched).groups()  # type: ignore[union-attr]
-                assert memset == f" | memset 0 {python.flag_bytes} {STREAM} "[: len(memset)]
+                assert memset == f" | memset 0 {python.flag_bytes} {STREAM} "
             found = [x.split(" stream ") for x in launched.split("|")[1:]]
-            assert [[int(y) for y in x.split()] for x, _ in found] == want, values
+            rows = ([int(y) for y in x.split()] for x, _ in found)
+            assert [[about["kernels"][i]["name"], *x] for i, *x in rows] == want, values
             assert {int(x) for _, x in found} == {STREAM}
         counts[0] += python is not None
     assert counts[1] > 50

@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.tensor_map import TensorMap
@@ -93,7 +94,8 @@ def _bind(x: Array) -> str:
     axes = []
     for (size, by), stride in zip(x.sizes, x.strides or [-1] * len(x.sizes), strict=True):
         whole, step = (f"&x.{y}" if isinstance(y, str) else "nullptr" for y in (size, stride))
-        axes.append(f"{{{whole}, {by}, {step}, {0 if isinstance(stride, str) else stride}}}")
+        divisor = by if isinstance(size, str) else ceil_div(size, by)
+        axes.append(f"{{{whole}, {divisor}, {step}, {0 if isinstance(stride, str) else stride}}}")
     return (
         f'    x.{x.name} = bind({x.name}, "{x.name.removeprefix("in_")}", {{{dtype}}}, device, {{{", ".join(axes)}}});'
     )
@@ -182,11 +184,8 @@ def _checks(name: str, signature: Signature) -> Iterator[str]:
     if empties:
         yield f"    if ({' || '.join(f'!x->{v}' for v in empties)}) return {name}_OK;"
     for v in signature.variables[len(sizes) :]:
-        if v.is_address:
-            condition = f"(uint64_t)(uintptr_t)x->{v.name} > UINT64_C({v.most})"
-        else:
-            condition = f"x->{v.name} < {v.least} || x->{v.name} > INT64_C({v.most})"
-        yield f"    if ({condition}) return {name}_ERROR_SIZE;"
+        value, least = (f"(int64_t)(intptr_t)x->{v.name}" if v.is_address else f"x->{v.name}"), v.least
+        yield f"    if ({value} < {least} || {value} > INT64_C({v.most})) return {name}_ERROR_SIZE;"
     for x in signature.arrays:
         yield f"    const int64_t {x.name}_bytes = {_bytes(name, x, empties)};"
     parts = [(y, x) for x in signature.arrays for y in (x.name, x.second) if y]

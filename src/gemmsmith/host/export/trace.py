@@ -107,7 +107,7 @@ class Array(NamedTuple):
         first, *others = self.parts(values)
         if not others:
             return first
-        if first.address == others[0].address:
+        if 0 not in first.shape and first.address == others[0].address:
             raise ArgumentError(f"{self.name}: got the same array twice")
         return describe((first, *others), "b" if self.name == "b" else "scale_b")
 
@@ -138,7 +138,9 @@ class Signature:
     def of(cls, planned: PlannedGemm) -> Signature:
         """Return the signature of a plan. Raises ArgumentError if the plan cannot be exported."""
         binding, self = planned.binding, cls(planned)
-        _check_exportable(planned)
+        if planned._request.epilogue is not None and planned._request.fingerprint is None:
+            raise ArgumentError("plan: got one with an epilogue that is traced at each call; let it capture only "
+                                "numbers, containers and functions, or pass what changes as an operand")  # fmt: skip
         with traced({}):  # of no path
             shapes = self._shapes()
         for name, x in binding.arguments.items():
@@ -240,7 +242,7 @@ class Signature:
     def _add_array(self, name: str, x: ArrayInfo, shape: tuple[int, ...]) -> None:
         """Add an array of the last dimensions of a shape, along which it may be broadcast."""
         graph, is_pair, x = self.planned.binding.graph, x.interleave_stride != 0, x.parts[0]
-        address = partial(Variable, what=f"{x.dtype}", least=1, most=MAX_ADDRESS, multiple=TMA_ALIGNMENT_BYTES)
+        address = partial(Variable, what=f"{x.dtype}", least=0, most=MAX_ADDRESS, multiple=TMA_ALIGNMENT_BYTES)
         self.variables.append(address(name, draw=_address))
         if second := f"{name}2" * is_pair:
             self.variables.append(address(second, draw=partial(_address_near, name)))
@@ -275,7 +277,7 @@ class Signature:
                 multiple = gcd(x.dtype.elements_in(TMA_ALIGNMENT_BYTES), x.strides[i])
                 draw = partial(_stride, [(sizes[j], strides[j]) for j in inner], multiple)
                 what = f"elements from one index of {sizes[i][0]} to the next, of {name}"
-                self.variables.append(Variable(step, what, 1, most, multiple, draw))
+                self.variables.append(Variable(step, what, int(i == rank - 3), most, multiple, draw))
         return strides
 
     def draw(self, dice: random.Random) -> Values:
@@ -433,18 +435,6 @@ def explore_choice(signatures: Sequence[Signature]) -> list[Path]:
                   if all(path.outcomes.get(x, y) == y for x, y in choice.items())]  # fmt: skip
         before = before | {chosen: False}
     return paths
-
-
-def _check_exportable(planned: PlannedGemm) -> None:
-    """Raise ArgumentError if a header cannot bind the arrays of a plan yet."""
-    request = planned._request
-    refused = {
-        "an epilogue that is traced at each call": request.epilogue is not None and request.fingerprint is None,
-    }
-    for what, is_there in refused.items():
-        if is_there:
-            raise ArgumentError(f"plan: got one with {what}; plans of a GEMM with or without an elementwise epilogue, "
-                                "whose results are matrices, can be exported")  # fmt: skip
 
 
 def _size(name: str, most: int, multiple: int, dice: random.Random, _: Values) -> int:

@@ -68,7 +68,7 @@ const Device &loaded(int id) {
     return place->second;
 }
 
-/* A dimension: its size is *size / by, rounded up, or 1; its stride is read into *stride, or must be `fixed`, or that of
+/* A dimension: its size is *size / by, rounded up, or `by`; its stride is read into *stride, or must be `fixed`, or that of
  * a contiguous array (-1). */
 struct Axis {
     int64_t *size, by, *stride, fixed;
@@ -88,7 +88,7 @@ void *bind(TensorView x, const char *name, DLDataType dtype, DLDevice device, st
     for (const Axis &axis : axes) {
         const int64_t size = x.size(i), stride = x.strides()[i];
         if (axis.size && *axis.size < 0) *axis.size = size * axis.by;
-        const int64_t use = axis.size ? (*axis.size + axis.by - 1) / axis.by : 1;
+        const int64_t use = axis.size ? (*axis.size + axis.by - 1) / axis.by : axis.by;
         int64_t fixed = axis.fixed < 0 ? 1 : axis.fixed;
         for (int j = i + 1; axis.fixed < 0 && j < x.ndim(); ++j) fixed *= x.size(j);
         COMPARE(ValueError, "shape[" << i << "]", size, use);
