@@ -332,8 +332,9 @@ class Signature:
         return self.planned._launches(self.planned._bind(given["a"], given["b"], only, operands, *scales))
 
     def has_single(self, values: Values) -> bool:
-        """Return whether some array has a dimension of a single index, whose stride Python chooses."""
-        return any(size < 2 for x in self.arrays for size in x.layout(values)[0])
+        """Return whether some array that is not broadcast has a dimension of one index, whose stride Python chooses."""
+        sizes = (y for x in self.arrays for y in zip(x.sizes, x.layout(values)[0], strict=True))
+        return any(isinstance(variable, str) and size < 2 for (variable, _), size in sizes)
 
     def addresses(self, values: Mapping[str, int]) -> Values:
         """Return the addresses of the arrays, of two the lower one."""
