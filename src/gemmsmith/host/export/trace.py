@@ -366,15 +366,15 @@ class Signature:
                 node = nodes[key]
             if is_new:
                 paths.append(path)
-            found = None
-            while queue and not found:
+            following = None
+            while queue and not following:
                 near, outcomes, node = queue.popleft()
                 *_, (comparison, outcome) = outcomes.items()
                 if (node, comparison, not outcome) not in nodes:
-                    found = self._other(near, outcomes, dice)
-            if not found:
+                    following = self._other(near, outcomes, dice)
+            if not following:
                 rest = RUNS_WITHOUT_NEWS if is_new else rest - 1
-            values = found or self.draw(dice)
+            values = following or self.draw(dice)
         return paths
 
     def _other(self, values: Values, outcomes: Outcomes, dice: random.Random) -> Values | None:
