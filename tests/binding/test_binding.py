@@ -442,6 +442,15 @@ def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
         bind(Request(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0}))
 
 
+def test_what_tiles_add_to_is_no_operands_array() -> None:
+    """A reduction whose sums are stored in a fixed order may be: its second step follows the GEMM."""
+    bias = np.zeros(5, np.float32)
+    request = Request(*HERE, {"sums": bias}, {"bias": bias}, lambda acc, bias: {"y": acc + bias, "sums": acc.sum(0)})
+    assert bind(request).results["sums"] is bias
+    with pytest.raises(ArgumentError, match="sums: overlaps bias; pass a separate array"):
+        bind(request._replace(deterministic=False))
+
+
 def test_a_result_may_be_an_operands_array() -> None:
     c, other = WHOLE[20:24, :5], WHOLE[20:24, 1:6]
     for c_out, good in ((c, True), (other, False)):

@@ -103,9 +103,12 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     if grouping and not grouping.has_batch:
         # A group's last tile also reads operands' rows of the next group, which another tile may have overwritten
         read_before += read_with_result
+    # Tiles may add to these, which were zeroed before, while others still read operands
+    added_to = set() if deterministic else {r.name for r in graph.results if graph.is_reduction(r)}
     for name, x in given_infos.items():
         others = {other: y for other, y in given_infos.items() if other != name}
-        checks.check_no_overlap(name, x, read_before, read_with_result, others)
+        before = read_before + read_with_result if name in added_to else read_before
+        checks.check_no_overlap(name, x, before, read_with_result, others)
 
     blocks_by_name = {SCALE_NAMES[role]: x for role, x in block_scales.items()}
     inputs_by_name = operand_infos | factors_by_name | blocks_by_name | array_infos

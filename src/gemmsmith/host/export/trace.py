@@ -332,8 +332,9 @@ class Signature:
         return self.planned._launches(self.planned._bind(given["a"], given["b"], only, operands, *scales))
 
     def has_single(self, values: Values) -> bool:
-        """Return whether some array has a dimension of a single index, whose stride Python chooses."""
-        return any(size < 2 for x in self.arrays for size in x.layout(values)[0])
+        """Return whether some array that is not broadcast has a dimension of one index, whose stride Python chooses."""
+        sizes = (y for x in self.arrays for y in zip(x.sizes, x.layout(values)[0], strict=True))
+        return any(isinstance(variable, str) and size < 2 for (variable, _), size in sizes)
 
     def addresses(self, values: Mapping[str, int]) -> Values:
         """Return the addresses of the arrays, of two the lower one."""
@@ -365,15 +366,15 @@ class Signature:
                 node = nodes[key]
             if is_new:
                 paths.append(path)
-            found = None
-            while queue and not found:
+            following = None
+            while queue and not following:
                 near, outcomes, node = queue.popleft()
                 *_, (comparison, outcome) = outcomes.items()
                 if (node, comparison, not outcome) not in nodes:
-                    found = self._other(near, outcomes, dice)
-            if not found:
+                    following = self._other(near, outcomes, dice)
+            if not following:
                 rest = RUNS_WITHOUT_NEWS if is_new else rest - 1
-            values = found or self.draw(dice)
+            values = following or self.draw(dice)
         return paths
 
     def _other(self, values: Values, outcomes: Outcomes, dice: random.Random) -> Values | None:
