@@ -89,7 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str], Path
     """The program, warnings, and the folder of the library."""
     folder = tmp_path_factory.mktemp("operators")
     inputs = torch.randn(256, K, dtype=BF16), torch.randn(256, N, dtype=BF16)
-    return *exported(Model(), inputs, folder, (16,)), folder
+    return *exported(Model(), inputs, folder, (16, 256)), folder
 
 
 @pytest.mark.slow

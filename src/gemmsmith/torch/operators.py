@@ -97,10 +97,11 @@ class _Calls:
     ) -> None:
         """Write the header for calls like this one, and its function. Raises ArgumentError if no header can."""
         plans, m = [], a.shape[-2]
-        for rows in (None, *self.rows) if isinstance(m, torch.SymInt) and a.dim() == 2 else (None,):
+        is_dynamic = isinstance(m, torch.SymInt) and a.dim() == 2
+        for rows in dict.fromkeys((m.node.hint, *self.rows)) if is_dynamic else (None,):
             of_a, of_b, of_b2, ends, *others = (_spec(x, m, rows) for x in (a, b, b2, offsets, *operands))
             if ends:  # as by_rows
-                others = [x and Spec((1, 1, *x.shape)[-3:], x.dtype, (0, 0, *x.strides)[-3:]) for x in others]
+                others = [Spec((1, 1, *x.shape)[-3:], x.dtype, (0, 0, *x.strides)[-3:]) for x in others]
             request = as_request(graph, of_a, (of_b, of_b2) if of_b2 else of_b, numbers, others, ends)
             plans.append(Plan(PlannedGemm(request._replace(precision=fp32_precision(a)))))
         name, signature = f"gemm_{len(self.functions)}", Signature.of(plans[0]._planned)
