@@ -181,6 +181,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[..., Any], Any, float]] = {
     "gemm": (Gemm, reference_of_gemm, torch.float32, 1e-4),
     "mlp": (lambda: gt.FusedMLP(64, 96, activation="swiglu"), reference_of_mlp, torch.bfloat16, 0.03),
     "moe": (lambda: gt.FusedMoE(64, 96, 8, 2, shared_hidden=32), reference_of_moe, torch.float32, 1e-4),
+    "moe, bf16": (lambda: gt.FusedMoE(64, 96, 4, 4, shared_hidden=32), reference_of_moe, torch.bfloat16, 0.03),
 }
 
 

@@ -14,7 +14,7 @@ from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.export.trace import Array, Signature
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
 from gemmsmith.torch.graph_serialization import deserialize
@@ -32,10 +32,9 @@ from gemmsmith.torch.ops import (
 def export_operators(programs: Sequence[Any], folder: str | Path, rows: Sequence[int] = ()) -> list[Any]:
     """Write operators.cpp, a library with which exported programs run gemmsmith's kernels without Python.
 
-    Each kind of call of `gemm` gets a header (`Plan.export`). What no header computes, such as groups and reductions,
-    PyTorch's operations do, with a warning that says why. operators.cpp begins with the command that compiles it; a
-    process loads it before a program that AOTInductor has packaged (examples/deploy/run_program.cpp). No GPU is needed
-    to write it.
+    Each kind of call gets a header (`Plan.export`), also those of experts. What no header computes PyTorch's operations
+    do, with a warning that says why. operators.cpp begins with the command that compiles it; a process loads the
+    library before a program that AOTInductor has packaged (examples/deploy/run_program.cpp). It needs no GPU.
 
     Args:
         programs: Those of torch.export that one process runs: it can load one such library.
@@ -82,9 +81,7 @@ class _Calls:
         kind = key, b2 is None, offsets is None, *map(_layout, (a, b, *operands))
         if kind not in self._is_exported:
             try:
-                if b2 is not None or offsets is not None:
-                    raise ArgumentError("got groups, or two arrays as b, which no operator in C++ takes")
-                self._export(graph, key, a, b, numbers, operands)
+                self._export(graph, key, a, b, b2, offsets, numbers, operands)
                 self._is_exported[kind] = True
             except GemmsmithError as error:
                 what = " @ ".join(f"{tuple(x.shape)}" for x in (a, b))
@@ -95,16 +92,27 @@ class _Calls:
         # AOTInductor passes None instead of an empty list of tensors (torch 2.14). Operators ignore surplus ones.
         return NotImplemented if operands else below_autograd(OPERATORS[len(graph.results)], *arguments[:-1], [a])
 
-    def _export(self, graph: EpilogueGraph, key: int, a: Any, b: Any, numbers: Any, operands: Any) -> None:
+    def _export(
+        self, graph: EpilogueGraph, key: int, a: Any, b: Any, b2: Any, offsets: Any, numbers: Any, operands: Any
+    ) -> None:
         """Write the header for calls like this one, and its function. Raises ArgumentError if no header can."""
         plans, m = [], a.shape[-2]
-        for rows in (None, *self.rows) if isinstance(m, torch.SymInt) and a.dim() == 2 else (None,):
-            of_a, of_b, *others = (_spec(x, m, rows) for x in (a, b, *operands))
-            request = as_request(graph, of_a, of_b, numbers, others)
+        is_dynamic = isinstance(m, torch.SymInt) and a.dim() == 2
+        for rows in dict.fromkeys((m.node.hint, *self.rows)) if is_dynamic else (None,):
+            of_a, of_b, of_b2, ends, *others = (_spec(x, m, rows) for x in (a, b, b2, offsets, *operands))
+            if ends:  # as by_rows
+                others = [Spec((1, 1, *x.shape)[-3:], x.dtype, (0, 0, *x.strides)[-3:]) for x in others]
+            request = as_request(graph, of_a, (of_b, of_b2) if of_b2 else of_b, numbers, others, ends)
             plans.append(Plan(PlannedGemm(request._replace(precision=fp32_precision(a)))))
         name, signature = f"gemm_{len(self.functions)}", Signature.of(plans[0]._planned)
         plans[0].export(self.folder, name, plans[1:])
-        self.functions[name] = "\n".join(_function(name, key, signature, graph, a, b, operands))
+        inputs = {"c.a": ("a", a), "c.b": ("b", b)} | (
+            {} if ends is None else {"(*c.offsets)": ("in_offsets", offsets)}
+        )
+        for i, (operand, x) in enumerate(zip(graph.tensor_names, operands, strict=True)):
+            inputs[f"c.operands[{i}]"] = operand_argument(operand), x
+        checks = f"c.key != {key} || !c.b2 != {int(b2 is None)} || !c.offsets != {int(ends is None)}"
+        self.functions[name] = "\n".join(_function(name, checks, signature, graph, inputs))
 
 
 def _layout(x: Any) -> tuple[Any, ...]:
@@ -112,8 +120,10 @@ def _layout(x: Any) -> tuple[Any, ...]:
     return x.dtype, *(size if isinstance(size, int) else None for size in (*x.shape, *x.stride()))
 
 
-def _spec(x: Any, m: Any, rows: int | None) -> Spec:
+def _spec(x: Any, m: Any, rows: int | None) -> Any:
     """Return a stand-in for a fake tensor, of the example's sizes, but for `rows` where the program has its M, `m`."""
+    if x is None:
+        return None
 
     def value(size: Any) -> Any:
         if isinstance(size, int):
@@ -124,41 +134,57 @@ def _spec(x: Any, m: Any, rows: int | None) -> Spec:
 
 
 def _function(
-    name: str, key: int, signature: Signature, graph: EpilogueGraph, a: Any, b: Any, operands: Any
+    name: str, check: str, signature: Signature, graph: EpilogueGraph, inputs: dict[str, tuple[str, Any]]
 ) -> Iterator[str]:
-    """Yield the lines of the C++ function that runs a call and returns true, or false for a call of another kind."""
-    arrays = {x.name: x for x in signature.arrays}
-    inputs = {"a": ("c.a", a.dtype), "b": ("c.b", b.dtype)}
-    for i, (operand, x) in enumerate(zip(graph.tensor_names, operands, strict=True)):
-        inputs[operand_argument(operand)] = f"c.operands[{i}]", x.dtype
-    outputs = {result_argument(r.name): (f"c.results[{i}]", result_dtype(graph, r, a.dtype))
-               for i, r in enumerate(graph.results)}  # fmt: skip
-    if arrays.keys() != inputs.keys() | outputs.keys():
+    """Yield the lines of the C++ function that runs a call and returns true, or false for a call of another kind.
+
+    `check`: a condition of a call of another kind. `inputs`: arrays and their fake tensors, by the tensors in C++.
+    """
+    arrays, a = {x.name: x for x in signature.arrays}, inputs["c.a"][1]
+    outputs = {f"c.results[{i}]": result_argument(r.name) for i, r in enumerate(graph.results)}
+    if arrays.keys() != {y for y, _ in inputs.values()} | {*outputs.values()}:
         raise ArgumentError(f"got arrays {list(arrays)}, which an operator does not have")
-    checks = [f"c.key != {key}"]
-    checks += (f"!is({x}, {_code(dtype)}, {len(arrays[y].sizes)})" for y, (x, dtype) in inputs.items())
-    sizes = {"m": ("a", a.dim() - 2, a), "k": ("a", a.dim() - 1, a), "n": ("b", b.dim() - 1, b)}
-    if a.dim() + b.dim() > 4:
-        sizes["batch"] = ("a", 0, a) if a.dim() > 2 else ("b", 0, b)
     yield from (f"RUN({name})", f"static bool call_{name}(Call &c) {{", f"    {name}_args x = {{}};")
+    checks = [check]
+    for x, (y, tensor) in inputs.items():
+        both = (x, "(*c.b2)") if arrays[y].second else (x,)
+        checks += (f"!is({z}, {_code(tensor.dtype)}, {tensor.dim()})" for z in both)
     yield f"    if ({' || '.join(checks)}) return false;"
-    yield from (f"    x.{size} = c.{x}.size({i});" for size, (x, i, _) in sizes.items())
-    checks = [f"x.{y} != {x.shape[i]}" for y, (_, i, x) in sizes.items() if isinstance(x.shape[i], int)]
-    for y, (x, _) in inputs.items():
-        checks += (f"{x}.size({i}) != {_size(*size)}" for i, size in enumerate(arrays[y].sizes))
-        strides = enumerate(arrays[y].strides or ())
-        checks += (f"({x}.size({i}) > 1 && {x}.stride({i}) != {z})" for i, z in strides if isinstance(z, int))
+    known, checks, passed = set[Any](), list[str](), list[str]()
+    for x, (y, tensor) in inputs.items():
+        array = arrays[y]
+        skipped = len(array.sizes) - tensor.dim()  # of an operand of groups that has no dimensions of batch and rows
+        for i, (size, by) in enumerate(array.sizes[skipped:]):
+            if isinstance(size, str) and size not in known:
+                known.add(size)
+                yield f"    x.{size} = {x}.size({i}) * {by};"
+                checks += [f"x.{size} != {tensor.shape[i] * by}"] * isinstance(tensor.shape[i], int)
+            checks.append(f"{x}.size({i}) != {_size(size, by)}")
+            step = array.strides[skipped + i] if array.strides else 1
+            if isinstance(step, int):
+                checks.append(f"({x}.size({i}) > 1 && {x}.stride({i}) != {step})")
+            if array.second:
+                checks += (f"c.b2->{z}({i}) != c.b.{z}({i})" for z in ("size", "stride"))
+        passed += _passed(array, x, skipped)
+        if array.second:
+            passed.append(f"    x.{array.second} = address(*c.b2);")
     yield f"    if ({' || '.join(checks)}) return false;"
-    for y, (_, dtype) in outputs.items():
+    for r, (x, y) in zip(graph.results, outputs.items(), strict=True):
+        if (arrays[y].strides or (1,))[-1] != 1:
+            raise ArgumentError(f"got the result {r.name}, which is not row-major")
         shape = ", ".join(_size(*size) for size in arrays[y].sizes)
-        yield f"    c.results.push_back(empty({{{shape}}}, {_code(dtype)}, c.a));"
-    for y, (x, _) in (inputs | outputs).items():
-        yield f"    x.{y} = {x}.data_ptr();"
-        yield from (
-            f"    x.{z} = stride({x}, {i});" for i, z in enumerate(arrays[y].strides or ()) if isinstance(z, str)
-        )
-    yield from (f"    x.{operand_argument(y)} = (float)c.numbers[{i}];" for i, y in enumerate(graph.number_names))
-    yield f"    run_{name}(x, c.a);\n    return true;\n}}"
+        yield f"    c.results.push_back(empty({{{shape}}}, {_code(result_dtype(graph, r, a.dtype))}, c.a));"
+        passed += _passed(arrays[y], x)
+    passed += (f"    x.{operand_argument(y)} = (float)c.numbers[{i}];" for i, y in enumerate(graph.number_names))
+    yield from (*passed, f"    run_{name}(x, c.a);", "    return true;", "}")
+
+
+def _passed(array: Array, tensor: str, skipped: int = 0) -> Iterator[str]:
+    """Yield the statements that pass a tensor's address and strides to the header."""
+    yield f"    x.{array.name} = address({tensor});"
+    for i, step in enumerate((array.strides or ())[skipped:]):
+        if isinstance(step, str):
+            yield f"    x.{step} = stride({tensor}, {i});"
 
 
 def _code(dtype: Any) -> str:

@@ -226,7 +226,7 @@ def decompose(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Sequence[float], operands: Sequence[Any]
 ) -> Any:
     """Compute gemm_{o} for `decompositions`: on the CPU, too, as torch.matmul multiplies."""
-    return run_by_torch(epilogue, a, _interleaved(b, b2), offsets, numbers, operands, fallback.matmul)
+    return run_by_torch(epilogue, a, _interleaved(b, b2), offsets, numbers, operands, _multiply_recorded)
 
 
 def _launch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
@@ -256,30 +256,46 @@ def _matmul(a: Any, b: Any) -> Any:
     return a.double() @ b.double() if a.device.type == "cpu" else fallback.matmul(a, b)
 
 
+def _multiply(a: Any, b: Any, offsets: Any, matmul: Any = _matmul) -> Any:
+    """Return a @ b, with groups by one product after the other; rows behind the last group are zero."""
+    if offsets is None:
+        return matmul(a, b)
+    m, n = rows_shape(a.shape, b.shape, offsets.shape)
+    *lengths, rest = _lengths(offsets, m)
+    products = map(matmul, a.split([*lengths, rest]), b)
+    # an empty product has the dtype of the others
+    return torch.cat([*products, matmul(a[:0], b[0]).new_zeros((rest, n))])
+
+
+def _multiply_recorded(a: Any, b: Any, offsets: Any) -> Any:
+    """Do the same in a program, on the CPU, too, as torch multiplies; groups in bf16 at once if their rows allow it."""
+    strides = [x for x in (*a.stride(), *b.stride()) if x != 1]
+    if offsets is None or a.dtype != torch.bfloat16 or any(x % 8 for x in strides):  # 16 bytes
+        return _multiply(a, b, offsets, fallback.matmul)
+    return torch.where(_is_in_group(a, offsets), torch._grouped_mm(a, b, offs=offsets).float(), 0)
+
+
+def _is_in_group(a: Any, offsets: Any) -> Any:
+    """Return (m, 1): whether rows of a are in a group."""
+    return torch.arange(a.shape[0], device=a.device).unsqueeze(1) < offsets[-1]
+
+
 def run_by_torch(
     epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any],
-    matmul: Callable[[Any, Any], Any] = _matmul,
+    multiply: Callable[[Any, Any, Any], Any] = _multiply,
 ) -> Any:  # fmt: skip
-    """Return the results of the operator by PyTorch's operations, with groups by one product after the other.
+    """Return the results of the operator by PyTorch's operations.
 
-    The arguments are those of `call_op`, with one tensor b. `matmul`: multiplies two matrices.
+    The arguments are those of `call_op`, with one tensor b. `multiply` returns the accumulator of a, b and offsets.
     """
-    graph = graph_serialization.deserialize(epilogue)
-    if offsets is None:
-        accumulator = matmul(a, b)
-    else:
-        m, n = rows_shape(a.shape, b.shape, offsets.shape)
-        *lengths, rest = _lengths(offsets, m)
-        products = map(matmul, a.split([*lengths, rest]), b)
-        # an empty product has the dtype of the others
-        accumulator = torch.cat([*products, matmul(a[:0], b[0]).new_zeros((rest, n))])
+    graph, accumulator = graph_serialization.deserialize(epilogue), multiply(a, b, offsets)
     values = fallback.evaluate_graph(graph, accumulator, operands_by_name(graph, numbers, operands))
     if offsets is not None:
-        is_in_group = torch.arange(m, device=a.device) < offsets[-1]
+        is_in_group = _is_in_group(a, offsets)
         for r in graph.results:
             x = values[r.name]
             if not (graph.is_reduction(r) and "m" in reduced_dims(graph.nodes[r.node].attribute[1])):
-                values[r.name] = torch.where(is_in_group.view(-1, *[1] * (x.dim() - 1)), x, 0)
+                values[r.name] = torch.where(is_in_group if x.dim() > 1 else is_in_group[:, 0], x, 0)
     results = [fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)) for r in graph.results]
     return _one_or_tuple([x.contiguous() for x in results])
 
@@ -385,7 +401,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     With `program.run_decompositions(gemmsmith.torch.decompositions())` a program of torch.export runs where gemmsmith
     is not, as in C++ by AOTInductor, on any device. Matrices are multiplied as torch.matmul does, epilogues computed in
-    fp32 (float64 of float64). The host reads the sizes of groups.
+    fp32 (float64 of float64). The host reads the sizes of groups that are not in bf16.
 
     Returns:
         The functions by operator. One raises ArgumentError if the operator cannot be decomposed: multiplication in
