@@ -9,13 +9,18 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.host.export.test_headers import PLANS
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith import Config, Plan
+from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.host.export.trace import MAX_ADDRESS, Signature
 
 torch = pytest.importorskip("torch")
 HOME = next((x for x in ("/usr/local/cuda", "/opt/cuda") if Path(x, "include/cuda.h").exists()), None)
@@ -50,49 +55,124 @@ def scaled(acc: Any, bias: Any, alpha: Any) -> Any:
     return ((acc + bias) * alpha).relu()
 
 
-@pytest.mark.parametrize(("layout", "config", "is_fused"), [
-    ("nt", None, False), ("nn", None, True), ("tn", Config("pingpong", (128, 128, 64), (1, 2), 4), True),
-    ("nt", Config("cooperative", (128, 128, 64), (2, 1), 4, splits=3), False),
-    ("tt", Config("cooperative", (128, 64, 64), (1, 1), 4, splits=0), False),
-    ("nt", Config("cooperative", (128, 64, 64), (1, 1), 4, cluster_splits=2, swap_ab=True), True),
-])  # fmt: skip
-def test_bits_are_pythons(layout: str, config: Config | None, is_fused: bool, tmp_path: Path) -> None:
+class Header:
+    """The functions of a plan's header, in a library. `signature`: its arguments."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        about = json.loads(plan.export(folder).with_suffix(".json").read_text())
+        (folder / "library.c").write_text(LIBRARY)
+        command = ["gcc", "-shared", "-fPIC", f"-I{HOME}/include", "library.c", "-o", "library.so", "-ldl"]
+        subprocess.run(command, check=True, cwd=folder)
+        self.library = ctypes.CDLL(str(folder / "library.so"))
+        self.library.workspace_bytes.restype = self.library.flag_bytes.restype = ctypes.c_int64
+        self.signature = Signature.of(plan._planned)
+        fields: list[Any] = [
+            (x["name"].replace(" ", "_"), ctypes.c_void_p if x["most"] == MAX_ADDRESS else ctypes.c_int64)
+            for x in about["variables"]
+        ]
+        fields += [(name, ctypes.c_float) for name in about["numbers"]]
+        fields += [("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_int64)]
+        fields += [("flags", ctypes.c_void_p), ("flag_bytes", ctypes.c_int64)]
+        self.arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+        self.flags = torch.zeros(1 << 22, device="cuda", dtype=torch.uint8)
+        torch.cuda.current_stream().synchronize()
+        assert self.library.load() == 0
+
+    def launch(self, values: Mapping[str, Any]) -> int:
+        """Launch on the current stream, and return the status."""
+        x = self.arguments(**{name.replace(" ", "_"): value for name, value in values.items()})
+        x.workspace_bytes = self.library.workspace_bytes(ctypes.byref(x))
+        x.flag_bytes = self.library.flag_bytes(ctypes.byref(x))
+        workspace = torch.full((x.workspace_bytes + 1,), 255, device="cuda", dtype=torch.uint8)
+        x.workspace, x.flags = workspace.data_ptr(), self.flags.data_ptr()
+        assert x.flag_bytes <= self.flags.numel()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        status: int = self.library.launch(ctypes.byref(x), stream)
+        return status
+
+
+CONFIGS = {
+    "chosen": ("nt", None, False),
+    "fused": ("nn", None, True),
+    "pingpong": ("tn", Config("pingpong", (128, 128, 64), (1, 2), 4), True),
+    "split-K": ("nt", Config("cooperative", (128, 128, 64), (2, 1), 4, splits=3), False),
+    "stream-K": ("tt", Config("cooperative", (128, 64, 64), (1, 1), 4, splits=0), False),
+    "swapped": ("nt", Config("cooperative", (128, 64, 64), (1, 1), 4, cluster_splits=2, swap_ab=True), True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bits_are_pythons(name: str, tmp_path: Path) -> None:
+    layout, config, is_fused = CONFIGS[name]
     a, b = random_matrix(512, 1024, layout[0]), random_matrix(1024, 768, layout[1])
     operands = {"bias": torch.randn(768, device="cuda"), "alpha": 0.5} if is_fused else {}
     plan = gemmsmith.plan(a, b, epilogue=scaled if is_fused else None, config=config, **operands)
-    about = json.loads(plan.export(tmp_path).with_suffix(".json").read_text())
-    (tmp_path / "library.c").write_text(LIBRARY)
-    command = ["gcc", "-shared", "-fPIC", f"-I{HOME}/include", "library.c", "-o", "library.so", "-ldl"]
-    subprocess.run(command, check=True, cwd=tmp_path)
-    library = ctypes.CDLL(str(tmp_path / "library.so"))
-    library.workspace_bytes.restype = library.flag_bytes.restype = ctypes.c_int64
-    addresses = {x["name"] for x in about["arrays"]}
-    fields = [(x["name"], ctypes.c_void_p if x["name"] in addresses else ctypes.c_int64) for x in about["variables"]]
-    fields += [(name, ctypes.c_float) for name in about["numbers"]]
-    fields += [("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_int64)]
-    fields += [("flags", ctypes.c_void_p), ("flag_bytes", ctypes.c_int64)]
-    arguments_type = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-    torch.cuda.current_stream().synchronize()
-    assert library.load() == 0
-    flags = torch.zeros(1 << 20, device="cuda", dtype=torch.uint8)
+    header = Header(plan, tmp_path)
     for _ in range(12):
         m, n, k = random.randrange(1, 3000), 8 * random.randrange(1, 300), random.randrange(1, 3000)
         a, b = random_matrix(m, k, layout[0]), random_matrix(k, n, layout[1])
         out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-        x = arguments_type(m=m, n=n, k=k, a=a.data_ptr(), b=b.data_ptr(), out=out.data_ptr(), out_stride=n)
-        x.a_stride, x.b_stride = max(a.stride()), max(b.stride())
+        x = {"m": m, "n": n, "k": k, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr(), "out_stride": n}
+        x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride())}
         operands = {"bias": torch.randn(n, device="cuda"), "alpha": random.randrange(1, 9) / 8} if is_fused else {}
         if is_fused:
-            x.in_bias, x.in_alpha = operands["bias"].data_ptr(), operands["alpha"]
-        x.workspace_bytes, x.flag_bytes = library.workspace_bytes(ctypes.byref(x)), library.flag_bytes(ctypes.byref(x))
-        workspace = torch.empty(x.workspace_bytes + 1, device="cuda", dtype=torch.uint8)
-        x.workspace, x.flags = workspace.data_ptr(), flags.data_ptr()
-        assert x.flag_bytes <= flags.numel()
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        assert library.launch(ctypes.byref(x), stream) == 0, (m, n, k)
+            x |= {"in_bias": operands["bias"].data_ptr(), "in_alpha": operands["alpha"]}
+        assert header.launch(x) == 0, (m, n, k)
         python = gemmsmith.gemm(a, b, epilogue=scaled if is_fused else None, config=plan.config, **operands)
         assert torch.equal(out, python), (m, n, k)
-    assert not flags.any()
+    assert not header.flags.any()
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bool": torch.bool,
+          "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # fmt: skip
+
+
+def memory_of(x: Any) -> torch.Tensor:
+    """Random values for an array, a flat tensor; of a result bytes that are NaN in most dtypes."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+    if x.writable:
+        return torch.full((span * x.itemsize,), 255, device="cuda", dtype=torch.uint8)
+    values = torch.randn(span, device="cuda")
+    return (values > 0 if f"{x.dtype}" == "bool" else values).to(DTYPES[f"{x.dtype}"])
+
+
+def view_of(memory: torch.Tensor, x: Any) -> torch.Tensor:
+    return memory.view(DTYPES[f"{x.dtype}"]).as_strided(x.shape, x.strides)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_bits_of_all_kinds(name: str, tmp_path: Path) -> None:
+    """For random sizes and strides; what is between a result's rows stays as it was."""
+    plan = PLANS[name]()
+    header, dice, launched = Header(plan, tmp_path), random.Random(), 0
+    signature = header.signature
+    if any(f"{x.info.dtype}" not in DTYPES for x in signature.arrays):
+        pytest.skip("needs indices that are right")
+    for _ in range(24):
+        values: dict[str, Any] = dict(signature.draw(dice))
+        parts = {x.name: x.parts(values) for x in signature.arrays}
+        if 0 in [size for x in parts.values() for part in x for size in part.shape]:
+            continue
+        memory = {name: [memory_of(x) for x in both] for name, both in parts.items()}
+        for x in signature.arrays:
+            values |= zip(filter(None, (x.name, x.second)), (y.data_ptr() for y in memory[x.name]), strict=True)
+        numbers = {x: dice.randrange(-8, 8) / 8 for x in signature.numbers}
+        if header.launch(values | numbers):
+            continue
+        launched += 1
+        results = {x.name: memory[x.name][0].clone() for x in signature.arrays if x.info.writable}
+        for x in results:
+            memory[x][0].fill_(255)
+        views = {x: [*map(view_of, memory[x], both)] for x, both in parts.items()}
+        given = {x: tuple(y) if len(y) > 1 else y[0] for x, y in views.items()}
+        operands = {x[3:]: y for x, y in given.items() if x.startswith("in_")} | {x[3:]: y for x, y in numbers.items()}
+        scale_a, scale_b = (operands.pop(x, None) for x in SCALE_NAMES.values())
+        out = {x: given[result_argument(x)] for x in plan._planned.binding.graph.result_names}
+        only = next(iter(out.values())) if len(out) == 1 else out
+        plan.run(given["a"], given["b"], only, scale_a=scale_a, scale_b=scale_b, operands=operands)
+        for x, got in results.items():
+            assert torch.equal(got, memory[x][0]), (x, values)
+    assert launched > 4
 
 
 def test_the_example(tmp_path: Path) -> None:
