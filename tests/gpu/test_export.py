@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,26 @@ def test_bits_are_pythons(name: str, tmp_path: Path) -> None:
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bool": torch.bool,
-          "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}  # fmt: skip
+          "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int32": torch.int32}  # fmt: skip
 
 
-def memory_of(x: Any) -> torch.Tensor:
-    """Random values for an array, a flat tensor; of a result bytes that are NaN in most dtypes."""
+def indices_of(name: str, count: int, values: Mapping[str, int], along: str, dice: random.Random) -> list[int]:
+    """Random values of an array of a grouped GEMM, of `count` elements; each row is scattered once."""
+    extent, groups = values[along], values["groups"]
+    draw: dict[str, Callable[[], list[int]]] = {
+        "in_offsets": lambda: sorted(dice.randint(0, extent) for _ in range(count)),
+        "in_sizes": lambda: [dice.randint(0, extent // groups) for _ in range(count)],
+        "in_counts": lambda: [dice.randint(0, extent) for _ in range(count)],
+        "in_gather": lambda: [dice.randrange(values["a_rows"]) for _ in range(count)],
+        "in_scatter": lambda: dice.sample(range(values["out_rows"]), count),
+    }
+    return draw[name]()
+
+
+def memory_of(x: Any, indices: list[int] | None = None) -> torch.Tensor:
+    """Random values for an array, or indices, a flat tensor; of a result bytes that are NaN in most dtypes."""
+    if indices is not None:
+        return torch.tensor(indices, device="cuda", dtype=torch.int32)
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
     if x.writable:
         return torch.full((span * x.itemsize,), 255, device="cuda", dtype=torch.uint8)
@@ -145,15 +160,19 @@ def test_bits_of_all_kinds(name: str, tmp_path: Path) -> None:
     """For random sizes and strides; what is between a result's rows stays as it was."""
     plan = PLANS[name]()
     header, dice, launched = Header(plan, tmp_path), random.Random(), 0
-    signature = header.signature
-    if any(f"{x.info.dtype}" not in DTYPES for x in signature.arrays):
-        pytest.skip("needs indices that are right")
+    signature, grouping = header.signature, plan._planned.binding.grouping
     for _ in range(24):
         values: dict[str, Any] = dict(signature.draw(dice))
         parts = {x.name: x.parts(values) for x in signature.arrays}
         if 0 in [size for x in parts.values() for part in x for size in part.shape]:
             continue
+        if "in_scatter" in parts and values["m"] > values["out_rows"]:
+            continue
         memory = {name: [memory_of(x) for x in both] for name, both in parts.items()}
+        for name, both in parts.items():
+            if grouping and f"{both[0].dtype}" == "int32" and not both[0].writable:
+                indices = indices_of(name, both[0].shape[0], values, grouping.along, dice)
+                memory[name] = [memory_of(both[0], indices)]
         for x in signature.arrays:
             values |= zip(filter(None, (x.name, x.second)), (y.data_ptr() for y in memory[x.name]), strict=True)
         numbers = {x: dice.randrange(-8, 8) / 8 for x in signature.numbers}
