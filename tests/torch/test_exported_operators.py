@@ -72,7 +72,7 @@ def exported(model: Any, inputs: tuple[Any, ...], folder: Path, rows: tuple[int,
         warnings.simplefilter("ignore", RetraceWarning)
         program = torch.export.export(model, inputs, dynamic_shapes=tuple(dims for _ in inputs))
         (program,) = gt.export_operators([program], folder, rows)
-    return program, [f"{x.message}" for x in caught]
+    return program, [f"{x.message}" for x in caught if x.category is UserWarning]
 
 
 def operators_of(program: Any) -> list[str]:

@@ -23,7 +23,7 @@
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void **stream);
 
 using torch::stable::Tensor;
-#define TRY(call) STABLE_TORCH_ERROR_CODE_CHECK(call)
+#define TRY(call) STD_TORCH_CHECK((call) == AOTI_TORCH_SUCCESS, "gemmsmith: " #call)
 
 namespace {
 struct Call {
