@@ -144,7 +144,6 @@ def _exported(item: Mapping[str, Any], output: Path, environment: Mapping[str, s
 
 
 def _words(item: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the arguments of `gemmsmith export` for one GEMM."""
     for option, value in item.items():
         for x in value if isinstance(value, list) else [value]:
             if option == "shape":

@@ -180,7 +180,6 @@ def _function(
 
 
 def _passed(array: Array, tensor: str, skipped: int = 0) -> Iterator[str]:
-    """Yield the statements that pass a tensor's address and strides to the header."""
     yield f"    x.{array.name} = address({tensor});"
     for i, step in enumerate((array.strides or ())[skipped:]):
         if isinstance(step, str):
@@ -188,11 +187,9 @@ def _passed(array: Array, tensor: str, skipped: int = 0) -> Iterator[str]:
 
 
 def _code(dtype: Any) -> str:
-    """Return a torch.dtype in C++."""
     return f"aoti_torch_dtype_{dtype}()".replace("torch.", "")
 
 
 def _size(size: str | int, by: int) -> str:
-    """Return a variable or a number, divided by another and rounded up, in C++."""
     whole = f"x.{size}" if isinstance(size, str) else f"{size}"
     return f"(({whole} + {by - 1}) / {by})" if by > 1 else whole

@@ -98,7 +98,6 @@ def run_or_dispatch(
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
-    """Call the operator through torch's dispatcher. The arguments are those of `call_op`."""
     num_outputs, key = op_signature(epilogue)
     b, b2 = b if isinstance(b, tuple) else (b, None)
     arguments = a, b, b2, offsets, key, epilogue, list(numbers), list(operands)
@@ -324,7 +323,6 @@ def as_outputs(results: Any) -> Any:
 
 
 def _one_or_tuple(results: Sequence[Any]) -> Any:
-    """Return results as an operator does: a tensor, or a tuple if there are several."""
     return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -379,7 +377,6 @@ def fp32_precision(a: Any) -> str | None:
 
 
 def _as_float64(x: Any) -> Any:
-    """Return a tensor's elements as a float64 array."""
     # The array is a copy: torch cannot resize storage that numpy refers to, which FSDP does.
     x = x.detach().resolve_neg()
     return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
@@ -485,7 +482,6 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define_gemm(results: int) -> Any:
-    """Define the operator gemm_{results}, and return its overload."""
     returns = ", ".join(["Tensor"] * results)
     op = define_op(
         f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
@@ -548,7 +544,6 @@ OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS 
 
 # -- along K ---------------------------------------------------------------------------------------------------------
 def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
-    """Compute grouped_gemm_k, (groups, m, n), by PyTorch's operations, one slice of K after the other."""
     slices_shape(a.shape, b.shape, offsets.shape)
     lengths = _lengths(offsets, a.shape[1])
     pairs = zip(a.split(lengths, 1)[:-1], b.split(lengths), strict=False)

@@ -136,13 +136,11 @@ def _shape(x: Array) -> str:
 
 
 def _field(output: str) -> str:
-    """Return the member of the struct of numbers for an output."""
     slot, _, rest = output.partition(".")
     return f"k{slot}_{rest.replace('.', '_')}" if rest else slot
 
 
 def _operations(name: str, signature: Signature, program: Program) -> Iterator[str]:
-    """Yield the statements that compute the outputs."""
     addresses = {x.name for x in signature.variables if x.is_address} | {"workspace", "flags"}
     for i in program.needed():
         op, *operands = program.operations[i]
@@ -162,7 +160,6 @@ def _operations(name: str, signature: Signature, program: Program) -> Iterator[s
 
 
 def _value(program: Program, i: int) -> str:
-    """Return an operation's result in C."""
     op, *operands = program.operations[i]
     return (
         f"INT64_C({operands[0]})"
@@ -222,7 +219,6 @@ def _is_same(x: Array, y: Array) -> str:
 
 
 def _size(x: Array, axis: int) -> str:
-    """Return the size of an array along an axis, in C."""
     size, by = x.sizes[axis]
     rounded = f"(x->{size} + {by - 1}) / {by}" if by > 1 else f"x->{size}"
     return rounded if isinstance(size, str) else f"{size}"
@@ -251,14 +247,12 @@ def _order(name: str) -> str:
 
 
 def _image(name: str, i: int, kernel: Kernel) -> str:
-    """Return a kernel's cubin as an array."""
     cubin = compile_source(kernel.source, kernel.name, kernel.chip.target).cubin
     rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
     return f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
 
 
 def _kernel(name: str, i: int, x: Kernel) -> str:
-    """Return a kernel's row of the table."""
     return f'    {{{name}_image_{i}_, "{x.name}", {x.threads}, {x.cluster[0]}, {x.shared_bytes}}},'
 
 
@@ -304,7 +298,6 @@ def _launch(name: str, i: int, launch: Launch) -> str:
 
 
 def _encode(name: str, fields: str, place: str, x: TensorMap) -> str:
-    """Return the statement that encodes a tensor map, whose numbers begin with `fields`."""
     address, *numbers = numbers_of(x)
     rank, (kind, _) = len(numbers) // 3, tensor_map_names(x.dtype, x.swizzle)
     values = ", ".join(f"(uint64_t){fields}{y}" for y in numbers)

@@ -63,11 +63,9 @@ class Program:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The kernel of each slot."""
         return [x.kernel for x in self.slots.values()]
 
     def _add_slot(self, root: Node | _Leaf, i: int, slot: _Slot, example: Launch, by_slot: _BySlot) -> None:
-        """Add the outputs of a slot."""
 
         def of_slot(name: str, field: str, all_: Launches) -> int | None:
             x = by_slot[id(all_)].get(slot)
@@ -234,12 +232,10 @@ def _of_caller(x: Any, launches: Launches) -> Any:
 
 
 def _bits(x: float) -> int:
-    """Return the bits of a number as fp32."""
     return int(struct.unpack("<I", struct.pack("<f", x))[0])
 
 
 def _by_slot(launches: Launches) -> dict[_Slot, Launch]:
-    """Return the launches by their slots, in order."""
     counts, slots = Counter[tuple[str, str]](), {}
     for launch in launches.all:
         source = launch.arguments.get("source")

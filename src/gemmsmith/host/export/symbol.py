@@ -86,7 +86,6 @@ class Trace:
         self._bounds = {Expression(name): x for name, x in bounds.items()}
 
     def note(self, comparison: Expression, outcome: bool) -> None:
-        """Note an outcome."""
         (x, y), op = comparison.operands, comparison.op
         if isinstance(x, int):
             (x, y), op = (y, x), {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op)
@@ -109,14 +108,12 @@ class Trace:
         self._narrow(x, least, most)
 
     def bounds_of(self, x: Expression | int) -> Bounds:
-        """Return the bounds of an expression."""
         if isinstance(x, int):
             return x, x
         (least, most), known = self._computed_bounds(x), self._bounds.get(x, UNBOUNDED)
         return max(least, known[0]), min(most, known[1])
 
     def _computed_bounds(self, x: Expression) -> Bounds:
-        """Return the bounds that follow from those of the operands."""
         if len(x.operands) < 2:
             least, most = self.bounds_of(x.operands[0]) if x.op == "neg" else UNBOUNDED
             return -most, -least
@@ -158,7 +155,6 @@ class Symbol(int):
     _hash: int
 
     def __new__(cls, value: int, expression: Expression) -> Symbol:
-        """Make one of this value."""
         symbol = super().__new__(cls, value)
         symbol.expression, symbol._hash = expression, hash((Symbol, next(_serial)))
         return symbol
@@ -181,7 +177,6 @@ class Symbol(int):
         return self if self >= 0 else -self
 
     def bit_length(self) -> int:
-        """Return the bits of the number without its sign."""
         return _result("bit_length", self)
 
     def __int__(self, *_: Any) -> int:
@@ -195,7 +190,6 @@ class Inverse(float):
     of: Symbol
 
     def __new__(cls, of: Symbol) -> Inverse:
-        """Make that of a number."""
         inverse = super().__new__(cls, 1 / int.__int__(of))
         inverse.of = of
         return inverse
@@ -220,12 +214,10 @@ def _outcome(op: str, *operands: int) -> bool:
 
 
 def _expression(op: str, operands: Iterable[int]) -> Expression:
-    """Return the expression of an operation."""
     return Expression(op, tuple(x.expression if isinstance(x, Symbol) else int(x) for x in operands))
 
 
 def _method(op: str, is_reflected: bool = False) -> Callable[[Symbol, Any], Any]:
-    """Return the method of a binary operation."""
     compute: Callable[..., int] = _outcome if op in COMPARISONS else _result
 
     def method(self: Symbol, other: Any) -> Any:

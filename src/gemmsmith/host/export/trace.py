@@ -156,7 +156,6 @@ class Signature:
 
     @property
     def rows(self) -> int:
-        """M of the plan."""
         return self.planned.binding.shape[-2]
 
     @property
@@ -198,7 +197,6 @@ class Signature:
         return shapes
 
     def _symbol(self, name: str) -> Symbol:
-        """Return a size."""
         return Symbol(self.sizes[name], Expression(name))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -220,13 +218,11 @@ class Signature:
         return shapes
 
     def _info(self, name: str) -> ArrayInfo:
-        """Return an array of the plan."""
         x = self.planned.binding.arguments[name]
         assert isinstance(x, ArrayInfo)
         return x
 
     def _size_variable(self, name: str) -> Variable:
-        """Return the variable of a size."""
         grouping, dims = self.planned.binding.grouping, self.planned.binding.graph.broadcast_dims
         if name == "groups" and grouping:
             return Variable(name, "", 1, grouping.capacity, 1, partial(_groups, grouping.capacity))
@@ -281,7 +277,6 @@ class Signature:
         return strides
 
     def draw(self, dice: random.Random) -> Values:
-        """Return random values of the variables."""
         values: Values = {}
         for x in self.variables:
             values[x.name] = x.draw(dice, values)
@@ -311,7 +306,6 @@ class Signature:
             return OTHER_LAYOUT
 
     def trace(self, values: Values) -> Path:
-        """Return the path of these values."""
         with traced({x.name: (x.least, x.most) for x in self.variables}) as outcomes:
             symbols = {name: Symbol(x, Expression(name)) for name, x in values.items()}
             return Path(outcomes, self.launches(symbols))
@@ -399,7 +393,6 @@ class Signature:
             yield values | {x.name: x.draw(dice, values) for x in (dice.choice(changing), dice.choice(sizes))}
 
     def _own_values(self) -> Values:
-        """Return the values of the plan's own arrays, at some addresses."""
         values = dict(self.sizes)
         for i, x in enumerate(self.arrays):
             values |= {x.name: (i + 1) << 40, x.second: (i + 1) << 40 | 1 << 30}
@@ -453,7 +446,6 @@ def _groups(capacity: int, dice: random.Random, _: Values) -> int:
 
 
 def _address(dice: random.Random, _: Values) -> int:
-    """Return a random address, which is mostly aligned."""
     return dice.randrange(1, 1 << 40) * TMA_ALIGNMENT_BYTES
 
 
@@ -476,7 +468,6 @@ def _stride(
 
 
 def _value(x: str | int, values: Mapping[str, int]) -> int:
-    """Return a variable's value, or a number as it is."""
     return values[x] if isinstance(x, str) else x
 
 
@@ -486,7 +477,6 @@ def _names_of_sizes(letters: str) -> tuple[str, ...]:
 
 
 def _divided(size: int) -> tuple[str | int, int]:
-    """Return a size as `Array` has it."""
     if not isinstance(size, Symbol):
         return size, 1
     expression, by = size.expression, 1

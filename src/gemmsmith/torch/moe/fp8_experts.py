@@ -32,7 +32,6 @@ class Fp8Weights(nn.Module):
     """Weights in e4m3 and their scales."""
 
     def reset_parameters(self) -> None:
-        """Set all to 0."""
         for x in self.parameters(recurse=False):
             nn.init.zeros_(x)
 
@@ -41,7 +40,6 @@ class Fp8Weight(Fp8Weights):
     """A module of one weight and its scales. A call returns both, so that hooks, as of accelerate, can load them."""
 
     def forward(self) -> Any:
-        """Return the weight and its scales."""
         return self.weight, self.weight_scale_inv
 
 
@@ -61,7 +59,6 @@ class Fp8Experts(Fp8Weights):
         _add_weight(self, "down_proj", (experts, dim, hidden), device)
 
     def forward(self, x: Any, experts: Any, weights: Any, order: Any = None, addend: Any = None) -> Any:
-        """Return the weighted sum of each token's experts, (tokens, dim). See `fp8_gated_experts`."""
         return fp8_gated_experts(
             x, experts, weights, self.gate_up_proj, self.gate_up_proj_scale_inv, self.down_proj,
             self.down_proj_scale_inv, self.activation, all_present=True, order=order, addend=addend,
@@ -81,7 +78,6 @@ class Fp8MLP(nn.Module):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
-        """Return the MLP's output, (tokens, dim), in x's dtype."""
         layers = [self.gate(), self.up(), self.down()]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
@@ -170,7 +166,6 @@ def _run_mlp(
     x: Any, gate: Any, gate_scale: Any, up: Any, up_scale: Any, down: Any, down_scale: Any, activation: str,
     backend: Backend = "auto",
 ) -> Any:  # fmt: skip
-    """Return the output (tokens, dim) of the gated MLP of a `Fp8MLP`: the kernel of the operator fp8_mlp."""
     values, scales = quantize(x, "1x128", backend=backend)
     if not can_read_together(gate.T, up.T):
         gate, up = _with_aligned_rows(torch.stack([gate, up]))

@@ -81,7 +81,6 @@ class Router(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Load the parameters, and the bias in fp32."""
         bias = state_dict.get(name := f"{prefix}e_score_correction_bias")
         if bias is not None:  # load_state_dict(assign=True) would take it as it is, in any dtype
             state_dict[name] = bias.float()

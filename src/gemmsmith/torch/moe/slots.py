@@ -88,7 +88,6 @@ def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
 
 
 def _at_least_fp32(weights: Any) -> Any:
-    """Return weights in fp32, or as they are in float64."""
     return weights if weights.dtype == torch.float64 else weights.float()
 
 
@@ -215,7 +214,6 @@ def _route_on_gpu(
 
 
 def _fake_route(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
-    """Return empty tensors of the results' shapes and dtypes."""
     experts, weights = (logits.new_empty((logits.shape[0], top_k), dtype=x) for x in (torch.int32, torch.float32))
     return experts, weights, *fake_sort(experts, weights, logits.shape[1])
 

@@ -99,7 +99,6 @@ class ExpertsFunction(torch.autograd.Function):
 def _forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
-    """Compute the operator FORWARD; the module's docstring explains arguments and results."""
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8) = table, options
     if in_fp8:
         y, *halves = forward_in_fp8(x, table, row_weights, gate_up, down, activation)
@@ -123,7 +122,6 @@ def _decompose(*arguments: Any) -> tuple[Any, list[Any]]:
 def _fake_forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
-    """Return empty tensors of the shapes and dtypes of what `_forward` returns."""
     activation, interleaved, sums, in_fp8 = options
     rows, hidden, count = row_weights.shape[0], down.shape[2], width(activation)
     widths = [hidden] * count if in_fp8 or _is_separated(count, hidden, interleaved) else [count * hidden]
@@ -168,7 +166,6 @@ def _fake_backward(
     gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
     *options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return empty tensors of the shapes, strides and dtypes of what `_backward` returns."""
     *_, in_fp8, needs = options
     is_row_major = [in_fp8 or is_column_major(transposed(w)) for w in (gate_up, down)]
     of_weights = [
@@ -181,7 +178,6 @@ def _fake_backward(
 
 
 def _count_flops(row_weights: Any, gate_up: Any, down: Any) -> int:
-    """Return the FLOPs of the forward pass, from the arguments' shapes."""
     return 2 * int(row_weights[0]) * (int(gate_up[1]) * int(gate_up[2]) + int(down[1]) * int(down[2]))
 
 
