@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import round_up
 from gemmsmith.host.export.header import make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
-from gemmsmith.host.export.trace import Signature, check_alike, explore_choice, served_rows
+from gemmsmith.host.export.trace import MAX_DRAWN, Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
 
 
@@ -48,7 +48,7 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi:
     return path
 
 
-CHECKS, MAX_DRAWS = 16, 512
+CHECKS = 16
 """Problems of which the launches are compared with Python's before a header is written, for each plan. Chosen."""
 
 
@@ -57,8 +57,12 @@ def check(signature: Signature, program: Program, rows: range) -> None:
 
     Raises ArgumentError if they differ, as they do if an epilogue reads the sizes of what it gets.
     """
-    dice = random.Random(0)
-    for values in islice(filter(lambda x: x["m"] in rows, (signature.draw(dice) for _ in range(MAX_DRAWS))), CHECKS):
+    dice, step = random.Random(0), next(x.multiple for x in signature.variables if x.name == "m")
+    own = range(round_up(max(rows.start, 1), step), min(rows.stop, rows.start + MAX_DRAWN), step)
+    for _ in range(CHECKS):
+        values = signature.draw(dice)
+        if values["m"] not in rows and own:
+            values = signature.draw(dice, m=dice.choice(own))
         numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
         if numbers["error"] or signature.has_single(values):
             continue

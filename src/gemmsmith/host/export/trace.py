@@ -276,10 +276,10 @@ class Signature:
                 self.variables.append(Variable(step, what, int(i == rank - 3), most, multiple, draw))
         return strides
 
-    def draw(self, dice: random.Random) -> Values:
+    def draw(self, dice: random.Random, **fixed: int) -> Values:
         values: Values = {}
         for x in self.variables:
-            values[x.name] = x.draw(dice, values)
+            values[x.name] = fixed.get(x.name) or x.draw(dice, values)
         return values
 
     def bind(self, values: Mapping[str, int]) -> Binding:
