@@ -64,7 +64,7 @@ def check(signature: Signature, program: Program, rows: range) -> None:
         if values["m"] not in rows and own:
             values = signature.draw(dice, m=dice.choice(own))
         numbers = program.evaluate({**values, "workspace": 0, "flags": 0})
-        if numbers["error"] or signature.has_single(values):
+        if values["m"] not in rows or numbers["error"] or signature.has_single(values):
             continue
         try:
             differs = program.differences(numbers, signature.rebound(values), signature.addresses(values))
