@@ -257,12 +257,12 @@ class Plan:
         needed to write it.
 
         Args:
-            folder: Where `name`.h with the cubins, `name`.cu, `name`.cubin, and `name`.json with the arguments go. It
-                is made if it does not exist.
+            folder: Where `{name}.h` with the cubins, `{name}.cu`, `{name}.cubin`, and `{name}.json` with the arguments
+                go. It is made if it does not exist.
             name: The prefix of the header's functions, a C identifier.
             others: Plans of the same GEMM for other M. The header then chooses by M: each plan serves M up to its own,
                 and the one of the most rows every larger M.
-            tvm_ffi: Also write `name`_tvm_ffi.cc, the source of a function of TVM-FFI (apache-tvm-ffi), for Python,
+            tvm_ffi: Also write `{name}_tvm_ffi.cc`, the source of a function of TVM-FFI (apache-tvm-ffi), for Python,
                 PyTorch and JAX. It takes a, b, the epilogue's arrays, the results and the epilogue's numbers; its first
                 lines say how to compile it.
 
