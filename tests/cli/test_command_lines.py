@@ -48,6 +48,9 @@ GOOD = {
                 "--epilogue LinCombEltAct --json", "--epilogue swiglu --picture a.png",
                 "--epilogue amax --dtype fp32 --precision tf32", "--epilogue amax --batch 2",
                 "--epilogue amax --groups 5,6"],
+    "export": ["64x72x80", "64x72x80 --rows 8,300 --name x --output there --json",
+               "64x72x80 --epilogue amax --tvm-ffi"],
+    "bundle": ["bundle.json", "bundle.json --output there --json"],
     "raster": ["512x512x512", "512x512x512 --picture a.svg", "512x512x512 --json", "--groups 100,0,300 --n 256"],
     "layout": ["64x64", "64x256 --swizzle 0", "48x64 --major MN --swizzle 32", "64x128 --dtype int8 --access column",
                "64x64 --fragment wgmma-d --access fragment", "64x64 --html a.html", "64x64 --fragment mma-b --json"],
@@ -84,7 +87,11 @@ WRONG = [
     "explain --epilogue wrong.py:f", "explain --epilogue raises.py:f", "explain --epilogue own.py:late",
     "explain --epilogue own.py:number", "explain --epilogue amax --picture a.doc",
     "explain --epilogue amax --picture nosuch/a.png", "explain --epilogue amax --tile 64x64x64",
-    "explain --epilogue LinCombTopKSoftmaxCol --m x", "raster 0x1x1", "raster 64x64", "raster --groups 5,6 --m 10",
+    "explain --epilogue LinCombTopKSoftmaxCol --m x", "export 64x64x64 --name 2x",
+    "export 64x64x64 --rows x", "export 64x64x64 --rows 0,0", "export 64x64x64 --output own.py",
+    "export 64x64x64 --epilogue own.py:late", "export 64x64x64 --batch 1", "bundle", "bundle nosuch.json",
+    "bundle problems.txt", "bundle table.json", "bundle bundle.json extra", "bundle bundle.json --output own.py",
+    "raster 0x1x1", "raster 64x64", "raster --groups 5,6 --m 10",
     "raster --picture a", "raster 2000000000x4096x4096", "raster --dtype fp16", "layout",
     "layout 64", "layout 60x64", "layout 64x64 --swizzle 16", "layout 64x64 --html nosuch/a.html",
     "layout 64x64 --fragment wmma", "layout 64x64 --access fragment", "ladder 0x0x0",
@@ -110,6 +117,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "problems.txt").write_text("64x64x64\n64x64x64 --dtype fp7\n")
     (tmp_path / "table.json").write_text('{"entries": []}')
+    (tmp_path / "bundle.json").write_text('[{"name": "up", "shape": "64x72x80"}]')
 
 
 @pytest.mark.slow
