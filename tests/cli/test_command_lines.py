@@ -88,7 +88,7 @@ WRONG = [
     "explain --epilogue own.py:number", "explain --epilogue amax --picture a.doc",
     "explain --epilogue amax --picture nosuch/a.png", "explain --epilogue amax --tile 64x64x64",
     "explain --epilogue LinCombTopKSoftmaxCol --m x", "export 64x64x64 --name 2x",
-    "export 64x64x64 --rows x", "export 64x64x64 --rows 0,0", "export 64x64x64 --output own.py",
+    "export 64x64x64 --rows x", "export 64x64x64 --rows 0,5", "export 64x64x64 --output own.py",
     "export 64x64x64 --epilogue own.py:late", "export 64x64x64 --batch 1", "bundle", "bundle nosuch.json",
     "bundle problems.txt", "bundle table.json", "bundle bundle.json extra", "bundle bundle.json --output own.py",
     "raster 0x1x1", "raster 64x64", "raster --groups 5,6 --m 10",

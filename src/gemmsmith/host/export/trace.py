@@ -187,8 +187,9 @@ class Signature:
                 self.sizes.setdefault(size, extent)
         if binding.grouping and binding.grouping.scatters:
             self.sizes["out_rows"] = self._info(result_argument(binding.graph.results[0].name)).shape[0]
-        if self.sizes.get("batch") == 1:
-            raise ArgumentError("a, b: got a batch of 1; export a plan for a batch of at least 2, which serves any")
+        for name, size in self.sizes.items():
+            if size < (least := 1 + (name == "batch")):
+                raise ArgumentError(f"a, b: got {name} = {size}; export a plan for at least {least}, which serves any")
         shapes = {}
         for name, term in terms.items():
             per_element = self._info(name).dtype.bits // arrays[name].dtype.bits  # 2 for int4 in bytes, along k
