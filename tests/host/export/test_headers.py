@@ -436,8 +436,8 @@ def test_what_cannot_be_exported() -> None:
         (plan(epilogue=named, x=MATRIX, x_stride=VECTOR), "two are equal; rename the operand"),
         (retraced, "got one with an epilogue that is traced at each call"),
         (gemmsmith.plan(Spec((64, 64), "bf16"), Spec((64, 1), "bf16")), "b: got the shape .* does not tell rows from"),
-        (plan(batch=(1,)), "a, b: got batch = 1; export a plan for at least 2, which serves any"),
-        (gemmsmith.plan(Spec((0, 64), "bf16"), Spec((64, 64), "bf16")), "a, b: got m = 0; export a plan for at least"),
+        (plan(batch=(1,)), "a, b: got batch = 1; export a plan for 2 or more, which serves any"),
+        (gemmsmith.plan(Spec((0, 64), "bf16"), Spec((64, 64), "bf16")), "a, b: got m = 0; export a plan for 1 or more"),
     ):
         with pytest.raises(ArgumentError, match=error):
             refused.export("unused")

@@ -187,9 +187,11 @@ class Signature:
                 self.sizes.setdefault(size, extent)
         if binding.grouping and binding.grouping.scatters:
             self.sizes["out_rows"] = self._info(result_argument(binding.graph.results[0].name)).shape[0]
-        for name, size in self.sizes.items():
-            if size < (least := 1 + (name == "batch")):
-                raise ArgumentError(f"a, b: got {name} = {size}; export a plan for at least {least}, which serves any")
+        for size, extent in self.sizes.items():
+            if extent < (least := 1 + (size == "batch")):
+                raise ArgumentError(
+                    f"a, b: got {size} = {extent}; export a plan for at least {least}, which serves any"
+                )
         shapes = {}
         for name, term in terms.items():
             per_element = self._info(name).dtype.bits // arrays[name].dtype.bits  # 2 for int4 in bytes, along k
@@ -411,7 +413,7 @@ def check_alike(signatures: Sequence[Signature]) -> None:
     if len({*rows}) < len(rows):
         raise ArgumentError(f"others: got plans for m = {rows}; use plans for different m")
     if any(x != first for x in others):
-        raise ArgumentError("others: got a plan of other arrays or layouts; only m may be another")
+        raise ArgumentError("others: got a plan of arrays of another layout or alignment; only m may be another")
 
 
 def served_rows(signatures: Sequence[Signature]) -> list[range]:
@@ -437,7 +439,7 @@ def _size(name: str, most: int, multiple: int, dice: random.Random, _: Values) -
     if name == "batch":
         return dice.randrange(1, 5)
     most = min(most, MAX_DRAWN)
-    any_size = dice.choice((dice.choice(SIZES), dice.randrange(1, most), 16 * dice.randrange(1, most // 16)))
+    any_size = dice.choice((dice.choice(SIZES), dice.randrange(1, most), 16 * dice.randrange(1, max(most // 16, 2))))
     return 0 if name == "k" and dice.random() < 0.05 else round_up(min(any_size, most), multiple)
 
 
