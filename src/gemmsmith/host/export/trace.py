@@ -189,9 +189,7 @@ class Signature:
             self.sizes["out_rows"] = self._info(result_argument(binding.graph.results[0].name)).shape[0]
         for size, extent in self.sizes.items():
             if extent < (least := 1 + (size == "batch")):
-                raise ArgumentError(
-                    f"a, b: got {size} = {extent}; export a plan for at least {least}, which serves any"
-                )
+                raise ArgumentError(f"a, b: got {size} = {extent}; export a plan for {least} or more, which serves any")
         shapes = {}
         for name, term in terms.items():
             per_element = self._info(name).dtype.bits // arrays[name].dtype.bits  # 2 for int4 in bytes, along k
