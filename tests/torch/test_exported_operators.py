@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.host.export.test_headers import expected
+from tests.host.export.test_headers import expected, kinds_of
 from torch.export import Dim
 
 import gemmsmith
@@ -130,10 +130,7 @@ def built(program: Any, folder: Path) -> tuple[Path, dict[str, str]]:
     compile_cpp(folder, "-shared", "-fPIC", *sources, "-o", "operators.so", "-Wl,-Bsymbolic", "-ldl")
     libraries = [f"-L{TORCH}/lib", f"-Wl,-rpath,{TORCH}/lib", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
     compile_cpp(folder, ROOT / "examples/deploy/run_program.cpp", "-o", "run_program", *libraries)
-    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
-    kinds = ["".join(sizes.get(x, "8") for x in kernel["parameters"].values())
-             for header in sorted(folder.glob("gemm_*.json"))
-             for kernel in json.loads(header.read_text())["kernels"]]  # fmt: skip
+    kinds = [x for header in sorted(folder.glob("gemm_*.json")) for x in kinds_of(json.loads(header.read_text()))]
     return package, {**os.environ, "LD_LIBRARY_PATH": str(folder), "STAND_IN_KINDS": " ".join(kinds)}
 
 

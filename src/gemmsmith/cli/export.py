@@ -73,7 +73,7 @@ def export(
     with progress_bar() as progress:
         progress("choosing a config")
         m, n, k = options.complete_sizes(sizes, (4096,) * 3, choices["groups"])
-        plans = [Plan(make_plan(make_request(choices, (rows, n, k)), choices)) for rows in dict.fromkeys((m, *rows))]
+        plans = [Plan(make_plan(make_request(choices, (x, n, k)), choices)) for x in dict.fromkeys((m, *rows))]
         progress("finding what the kernel's arguments depend on")
         header = plans[0].export(output, name, plans[1:], tvm_ffi=tvm_ffi)
     files = {x.suffix[1:]: str(x) for x in (header, *(header.with_suffix(f".{y}") for y in ("cu", "cubin", "json")))}

@@ -15,8 +15,8 @@ from gemmsmith.cli import options
 from gemmsmith.cli.tables import format_table, print_outcome
 from gemmsmith.cli.tile_layout import ACCESSES, KINDS, describe, make_tile
 from gemmsmith.core.dtypes import as_dtype
-from gemmsmith.core.html_page import make_html_page
 from gemmsmith.core.mma import WARP_THREADS, Major
+from gemmsmith.core.templates import make_html_page
 from gemmsmith.core.tile import ATOM_ROWS, SWIZZLES
 
 CELLS = 8

@@ -12,8 +12,10 @@ import torch
 from gemmsmith.arrays import Spec
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.templates import fill_template
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.host.export.header import in_c
 from gemmsmith.host.export.trace import Array, Signature
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
@@ -50,17 +52,15 @@ def export_operators(programs: Sequence[Any], folder: str | Path, rows: Sequence
     calls = _Calls(Path(folder), rows)
     table = DECOMPOSITIONS | dict.fromkeys(OPERATORS.values(), calls.keep_or_decompose)
     made = [program.run_decompositions(table) for program in programs]
-    text, schemas = Path(__file__).with_suffix(".cpp").read_text("utf-8"), [f"{x._schema}" for x in OPERATORS.values()]
+    schemas = [f"{x._schema}" for x in OPERATORS.values()]
     parts = {
         "includes": "\n".join(f'#include "{name}.h"' for name in calls.functions),
         "functions": "\n".join(calls.functions.values()),
         "calls": " || ".join(f"call_{name}(c)" for name in calls.functions) or "false",
         "schemas": "\n".join(f'    m.def("{x.partition("::")[2]}");' for x in schemas),
     }
-    for part, value in parts.items():
-        text = text.replace(f"<!-- {part} -->", value)
     calls.folder.mkdir(parents=True, exist_ok=True)
-    (calls.folder / "operators.cpp").write_text(text, "utf-8")
+    (calls.folder / "operators.cpp").write_text(fill_template(Path(__file__).with_suffix(".cpp"), parts), "utf-8")
     return made
 
 
@@ -159,7 +159,7 @@ def _function(
                 known.add(size)
                 yield f"    x.{size} = {x}.size({i}) * {by};"
                 checks += [f"x.{size} != {tensor.shape[i] * by}"] * isinstance(tensor.shape[i], int)
-            checks.append(f"{x}.size({i}) != {_size(size, by)}")
+            checks.append(f"{x}.size({i}) != {in_c(size, by, 'x.')}")
             step = array.strides[skipped + i] if array.strides else 1
             if isinstance(step, int):
                 checks.append(f"({x}.size({i}) > 1 && {x}.stride({i}) != {step})")
@@ -172,7 +172,7 @@ def _function(
     for r, (x, y) in zip(graph.results, outputs.items(), strict=True):
         if (arrays[y].strides or (1,))[-1] != 1:
             raise ArgumentError(f"got the result {r.name}, which is not row-major")
-        shape = ", ".join(_size(*size) for size in arrays[y].sizes)
+        shape = ", ".join(in_c(*size, "x.") for size in arrays[y].sizes)
         yield f"    c.results.push_back(empty({{{shape}}}, {_code(result_dtype(graph, r, a.dtype))}, c.a));"
         passed += _passed(arrays[y], x)
     passed += (f"    x.{operand_argument(y)} = (float)c.numbers[{i}];" for i, y in enumerate(graph.number_names))
@@ -188,8 +188,3 @@ def _passed(array: Array, tensor: str, skipped: int = 0) -> Iterator[str]:
 
 def _code(dtype: Any) -> str:
     return f"aoti_torch_dtype_{dtype}()".replace("torch.", "")
-
-
-def _size(size: str | int, by: int) -> str:
-    whole = f"x.{size}" if isinstance(size, str) else f"{size}"
-    return f"(({whole} + {by - 1}) / {by})" if by > 1 else whole

@@ -11,7 +11,7 @@ from typing import Any
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
-from gemmsmith.host.export.header import make_header, make_tvm_ffi, with_identifiers
+from gemmsmith.host.export.header import check_name, make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.trace import MAX_DRAWN, Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
@@ -22,6 +22,7 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi:
 
     `plans`: each serves M up to its own, the last every larger M.
     """
+    check_name(name)
     signatures, folder = sorted(map(Signature.of, plans), key=lambda x: x.rows), Path(folder)
     check_alike(signatures)
     try:
@@ -33,19 +34,20 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi:
         raise ArgumentError("plan: got one whose arrays no header can bind; align their rows to 16 bytes")
     for signature, rows in zip(signatures, served_rows(signatures), strict=True):
         check(signature, program, rows)
-    header = make_header(name, signatures, program)
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, kernel in enumerate(dict.fromkeys((*(x.planned.kernel for x in signatures), *program.kernels))):
-        stem = f"{name}_{i}" if i else name
-        (folder / f"{stem}.cubin").write_bytes(compile_source(kernel.source, kernel.name, kernel.chip.target).cubin)
-        (folder / f"{stem}.cu").write_text(kernel.source, "utf-8")
-    description = json.dumps(_description(signatures, program), indent=1) + "\n"
-    (folder / f"{name}.json").write_text(with_identifiers(description), "utf-8")
-    path = folder / f"{name}.h"
-    path.write_text(header, "utf-8")
+    kernels = dict.fromkeys((*(x.planned.kernel for x in signatures), *program.kernels))
+    cubins = {x: compile_source(x.source, x.name, x.chip.target).cubin for x in kernels}
+    texts = {f"{name}.h": make_header(name, signatures, program, cubins)}
+    texts[f"{name}.json"] = with_identifiers(json.dumps(_description(signatures, program), indent=1) + "\n")
     if tvm_ffi:
-        (folder / f"{name}_tvm_ffi.cc").write_text(make_tvm_ffi(name, signatures[0]), "utf-8")
-    return path
+        texts[f"{name}_tvm_ffi.cc"] = make_tvm_ffi(name, signatures[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, (kernel, cubin) in enumerate(cubins.items()):
+        stem = f"{name}_{i}" if i else name
+        (folder / f"{stem}.cubin").write_bytes(cubin)
+        texts[f"{stem}.cu"] = kernel.source
+    for file, text in texts.items():
+        (folder / file).write_text(text, "utf-8")
+    return folder / f"{name}.h"
 
 
 CHECKS = 16

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gemmsmith.arrays.dlpack import DLPACK_DTYPES
-from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.core.templates import fill_template
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host.export.program import Program, numbers_of
 from gemmsmith.host.export.trace import Array, Signature
@@ -33,29 +33,33 @@ C_TYPES = {
 """Types of parameters by their kinds."""
 
 
-def make_header(name: str, signatures: Sequence[Signature], program: Program) -> str:
+def check_name(name: str) -> None:
+    """Raise ArgumentError for a prefix of functions that is no C identifier."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise ArgumentError(f"name: got {name!r}; use a C identifier that begins with a letter, such as 'my_gemm'")
+
+
+def make_header(
+    name: str, signatures: Sequence[Signature], program: Program, cubins: Mapping[Kernel, bytes]
+) -> str:  # fmt: skip
     """Return the header of a plan, or of several, with their cubins.
 
     Args:
         name: The prefix of its functions.
         signatures: The arguments of each plan, which are alike.
         program: The launches.
-
-    Raises:
-        ArgumentError: The name is no C identifier.
+        cubins: Of each kernel of the program.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise ArgumentError(f"name: got {name!r}; use a C identifier that begins with a letter, such as 'my_gemm'")
     signature = signatures[0]
     configs = ", or ".join(f"{x.planned.config}" for x in signatures)
-    kernels = [x.kernel for x in program.slots.values()]
+    kernels = program.kernels
     parts = {
         "about": f"{name}: out = epilogue(a @ b), {configs}. Made by gemmsmith; see {name}.cu for the kernel.",
         "arguments": "\n".join(_arguments(signature)),
         "numbers": "\n".join(f"    int64_t {_field(x)};" for x in list(program.outputs)[3:]),
         "operations": "\n".join(_operations(name, signature, program)),
         "checks": "\n".join(_checks(name, signature)),
-        "images": "\n".join([_order(name), *(_image(name, i, kernel) for i, kernel in enumerate(kernels))]),
+        "images": "\n".join([_order(name), *(_image(name, i, cubins[kernel]) for i, kernel in enumerate(kernels))]),
         "kernels": "\n".join(_kernel(name, i, kernel) for i, kernel in enumerate(kernels)),
         "count": f"{len(kernels)}",
         "target": kernels[0].chip.target,
@@ -103,10 +107,7 @@ def _bind(x: Array) -> str:
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
     """Return a template of this folder with its parts, in order, filled in."""
-    text = Path(__file__).with_name(template).read_text("utf-8")
-    for part, value in parts.items():
-        text = text.replace(f"<!-- {part} -->", value)
-    return with_identifiers(text)
+    return with_identifiers(fill_template(Path(__file__).with_name(template), parts))
 
 
 def with_identifiers(text: str) -> str:
@@ -161,11 +162,9 @@ def _operations(name: str, signature: Signature, program: Program) -> Iterator[s
 
 def _value(program: Program, i: int) -> str:
     op, *operands = program.operations[i]
-    return (
-        f"INT64_C({operands[0]})"
-        if op == "constant" and abs(operands[0]) >= 1 << 31
-        else (f"{operands[0]}" if op == "constant" else f"v{i}")
-    )
+    if op != "constant":
+        return f"v{i}"
+    return f"INT64_C({operands[0]})" if abs(operands[0]) >= 1 << 31 else f"{operands[0]}"
 
 
 def _checks(name: str, signature: Signature) -> Iterator[str]:
@@ -204,8 +203,8 @@ def _self_overlap(name: str, x: Array) -> str:
     """Return the condition under which elements of an array share memory, in C."""
     assert x.strides is not None
     axes = range(len(x.strides))
-    strides = ", ".join([f"x->{y}" if isinstance(y, str) else f"{y}" for y in x.strides] + ["1"] * (3 - len(axes)))
-    sizes = ", ".join([_size(x, i) for i in axes] + ["1"] * (3 - len(axes)))
+    strides = ", ".join([*map(in_c, x.strides)] + ["1"] * (3 - len(axes)))
+    sizes = ", ".join([in_c(*size) for size in x.sizes] + ["1"] * (3 - len(axes)))
     return f"{name}_shares_({sizes}, {strides})"
 
 
@@ -213,15 +212,14 @@ def _is_same(x: Array, y: Array) -> str:
     """Return the condition under which two arrays are one, in C: each element is read before it is written."""
     if x.info.itemsize != y.info.itemsize or x.strides is None or y.strides is None:
         return "0"
-    pairs = [(f"x->{s}" if isinstance(s, str) else f"{s}", f"x->{t}" if isinstance(t, str) else f"{t}")
-             for s, t in zip(x.strides, y.strides, strict=True)]  # fmt: skip
+    pairs = zip(map(in_c, x.strides), map(in_c, y.strides), strict=True)
     return " && ".join([f"x->{x.name} == x->{y.name}", *(f"{s} == {t}" for s, t in pairs if s != t)])
 
 
-def _size(x: Array, axis: int) -> str:
-    size, by = x.sizes[axis]
-    rounded = f"(x->{size} + {by - 1}) / {by}" if by > 1 else f"x->{size}"
-    return rounded if isinstance(size, str) else f"{size}"
+def in_c(x: str | int, by: int = 1, struct: str = "x->") -> str:
+    """Return a variable, a member of a struct, or a number, divided by a number and rounded up, in C."""
+    whole = f"{struct}{x}" if isinstance(x, str) else f"{x}"
+    return f"(({whole} + {by - 1}) / {by})" if by > 1 else whole
 
 
 def _bytes(name: str, x: Array, positive: Sequence[str]) -> str:
@@ -230,12 +228,11 @@ def _bytes(name: str, x: Array, positive: Sequence[str]) -> str:
     `positive`: sizes that are not 0.
     """
     text = "1"
-    for i in range(len(x.sizes)):
+    for i, size in enumerate(x.sizes):
         if x.strides is None:
-            text = f"{name}_mul_({text}, {_size(x, i)})"
+            text = f"{name}_mul_({text}, {in_c(*size)})"
         else:
-            step = f"x->{x.strides[i]}" if isinstance(x.strides[i], str) else f"{x.strides[i]}"
-            text = f"{name}_add_({text}, {name}_mul_({_size(x, i)} - 1, {step}))"
+            text = f"{name}_add_({text}, {name}_mul_({in_c(*size)} - 1, {in_c(x.strides[i])}))"
     count = f"{name}_mul_({text}, {x.info.itemsize})"
     empty = [f"x->{size}" for size, _ in x.sizes if isinstance(size, str) and size not in positive]
     return f"{' && '.join(empty)} ? {count} : 0" if empty else count
@@ -246,8 +243,7 @@ def _order(name: str) -> str:
     return f"static const uint16_t {name}_order_[] = {{{', '.join(map(str, range(MAX_CLUSTERS)))}}};"
 
 
-def _image(name: str, i: int, kernel: Kernel) -> str:
-    cubin = compile_source(kernel.source, kernel.name, kernel.chip.target).cubin
+def _image(name: str, i: int, cubin: bytes) -> str:
     rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
     return f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
 

@@ -16,7 +16,7 @@ from gemmsmith.backends.sim.report.hazards import Hazard, Loops, Place
 from gemmsmith.backends.sim.report.record import Record, Window, in_columns
 from gemmsmith.backends.sim.report.timeline import HEIGHTS, Idle, colors_of, entry_of, sort_rows
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.html_page import make_html_page
+from gemmsmith.core.templates import make_html_page
 
 MAX_EVENTS = 200_000
 """Events that a page shows: a browser opens a page of as many in seconds. Chosen; not measured."""
