@@ -22,6 +22,7 @@ from examples.custom_kernel import Transpose, hazards, transpose
 import gemmsmith
 from gemmsmith import Config, ConfigError, Design, Spec, register_design
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.kernel_loader import device_guard
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import BF16, FP32
@@ -209,9 +210,10 @@ def test_a_simulated_launch_returns_what_it_finds(tmp_path: Path) -> None:
 def test_a_custom_kernel_on_a_gpu(shape: tuple[int, int]) -> None:
     """The larger has more CTAs than are resident at a time."""
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full(shape[::-1], np.nan, np.float32))
-    gemmsmith.launch(transpose(), Transpose(*shape), source=source, target=target)
-    np.testing.assert_array_equal(target.numpy(), x.T)
+    with device_guard(0):
+        source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full(shape[::-1], np.nan, np.float32))
+        gemmsmith.launch(transpose(), Transpose(*shape), source=source, target=target)
+        np.testing.assert_array_equal(target.numpy(), x.T)
 
 
 @pytest.mark.torch

@@ -1,4 +1,5 @@
-/* Microseconds of the host for a launch by an exported header and by cublasLtMatmul, in turns; see header_launch.py. */
+/* Microseconds of the host for a launch by an exported header, by cublasLtMatmul, and by the header's calls of the driver
+ * alone, in turns; see header_launch.py. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -8,7 +9,7 @@
 
 #include "gemm.h"
 
-enum { CALLS = 500, ROUNDS = 41 };
+enum { CALLS = 100, ROUNDS = 201 };
 #define TRY(call) do { const int status = (int)(call); if (status) { printf("%s: %d\n", #call, status); exit(1); } } while (0)
 
 static void *find(void *library, const char *name) { return dlsym(library, name); }
@@ -28,13 +29,45 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* The driver's functions, called CALLS times in place of once, and the microseconds of a call, added up. */
+static gemm_driver driver;
+static double launch_us, encode_us;
+static CUresult CUDAAPI launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    const double begun = microseconds();
+    int i;
+    for (i = 0; i < CALLS; ++i) TRY(driver.cuLaunchKernelEx(config, function, parameters, extra));
+    launch_us += (microseconds() - begun) / CALLS;
+    return CUDA_SUCCESS;
+}
+static CUresult CUDAAPI encode(
+    CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *sizes, const cuuint64_t *strides,
+    const cuuint32_t *box, const cuuint32_t *ones, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    const double begun = microseconds();
+    int i;
+    for (i = 0; i < CALLS; ++i)
+        TRY(driver.cuTensorMapEncodeTiled(
+            map, type, rank, address, sizes, strides, box, ones, interleave, swizzle, promotion, fill));
+    encode_us += (microseconds() - begun) / CALLS;
+    return CUDA_SUCCESS;
+}
+
+/* An empty kernel with as many bytes of parameters as a cooperative GEMM's: two tensor maps, the order of clusters, sizes. */
+enum { PARAMETER_BYTES = 2 * 128 + 576 + 64 };
+static const char empty_ptx[] =
+    ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry none() { ret; }\n"
+    ".visible .entry many(.param .align 64 .b8 p[896]) { ret; }\n";
+
 int main(int count, char **words) {
     const int64_t m = count > 1 ? atoll(words[1]) : 64, n = 64, k = 64;
     const float one = 1, zero = 0;
-    double times[2][ROUNDS];
-    int round, i, found = 0;
-    gemm_driver driver;
-    gemm_kernels kernels;
+    double times[6][ROUNDS];
+    int round, i, j, found = 0;
+    char bytes[PARAMETER_BYTES] = {0};
+    void *parameter = bytes;
+    CUmodule module;
+    CUfunction functions[2];
+    gemm_kernels kernels, measured;
     gemm_args x;
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t operation;
@@ -47,6 +80,10 @@ int main(int count, char **words) {
     x.a = zeros(2 * m * k), x.b = zeros(2 * n * k), x.out = zeros(2 * m * n);
     if (!gemm_find_driver(&driver, find, dlopen("libcuda.so.1", RTLD_NOW))) return 1;
     TRY(gemm_load(&kernels, &driver));
+    TRY(driver.cuModuleLoadData(&module, empty_ptx));
+    for (i = 0; i < 2; ++i) TRY(driver.cuModuleGetFunction(&functions[i], module, i ? "many" : "none"));
+    measured = kernels;
+    measured.driver.cuLaunchKernelEx = launch, measured.driver.cuTensorMapEncodeTiled = encode;
     x.workspace = zeros(x.workspace_bytes = gemm_workspace_bytes(&x));
     x.flags = zeros(x.flag_bytes = gemm_flag_bytes(&x));
 
@@ -71,8 +108,24 @@ int main(int count, char **words) {
         for (i = 0; i < CALLS; ++i)
             TRY(cublasLtMatmul(handle, operation, &one, x.b, b, x.a, a, &zero, x.out, d, x.out, d, &heuristic.algo, NULL, 0, NULL));
         times[1][round] = (microseconds() - begun) / CALLS;
+        TRY(cudaDeviceSynchronize());
+        launch_us = encode_us = 0;
+        TRY(gemm_launch(&measured, &x, NULL));
+        times[2][round] = launch_us, times[3][round] = encode_us;
+        TRY(cudaDeviceSynchronize());
+        for (j = 0; j < 2; ++j) {
+            CUlaunchConfig config;
+            memset(&config, 0, sizeof config);
+            config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1, config.blockDimX = 384;
+            launch_us = 0;
+            TRY(launch(&config, functions[j], &parameter, NULL));
+            times[4 + j][round] = launch_us;
+            TRY(cudaDeviceSynchronize());
+        }
     }
-    for (i = 0; i < 2; ++i) qsort(times[i], ROUNDS, sizeof times[i][0], compare);
-    printf("%f %f\n", times[0][ROUNDS / 2], times[1][ROUNDS / 2]);
+    for (i = 0; i < 6; ++i) {
+        qsort(times[i], ROUNDS, sizeof times[i][0], compare);
+        printf("%f ", times[i][ROUNDS / 2]);
+    }
     return 0;
 }

@@ -1,6 +1,8 @@
 """The cost of a launch on the host by an exported header, beside cublasLtMatmul's: medians of rounds in turns, in C.
 
-Of GEMMs of 64 x 64 x 64, too small to wait for. Needs gcc and the CUDA toolkit.
+Of GEMMs of 64 x 64 x 64, too small to wait for. `launch_us` and `encode_us` are of the driver's calls that the header
+makes, cuLaunchKernelEx and cuTensorMapEncodeTiled, repeated alone; `empty_us` and `empty_many_us` are of
+cuLaunchKernelEx of an empty kernel, without parameters and with as many bytes of them. Needs gcc and the CUDA toolkit.
 
     python -m benchmarks.speed.header_launch --json benchmarks/results/header-launch-h200.json
 """
@@ -17,6 +19,7 @@ from benchmarks.timing import options, save
 from gemmsmith import Config
 
 HOME = Path("/usr/local/cuda")
+COLUMNS = ("us", "lt_us", "launch_us", "encode_us", "empty_us", "empty_many_us")
 CONFIGS = {
     "chosen": None,
     "pingpong, cluster of 2": Config("pingpong", (64, 64, 64), (2, 1), 4),
@@ -25,7 +28,7 @@ CONFIGS = {
 
 
 def build(config: Config | None, folder: Path) -> Path:
-    """Return a program that prints the microseconds of both."""
+    """Return a program that prints the microseconds of all."""
     gemmsmith.plan(*specs((64, 64, 64)), config=config).export(folder)
     command = ["gcc", "-O2", f"-I{folder}", f"-I{HOME}/include", str(Path(__file__).with_suffix(".c")), "-o", "launch",
                f"-L{HOME}/lib64", f"-Wl,-rpath,{HOME}/lib64", "-lcublasLt", "-lcudart", "-ldl"]  # fmt: skip
@@ -40,9 +43,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             program = build(config, Path(folder))
             done = subprocess.run([program], check=True, capture_output=True, text=True)
-            us, lt_us = map(float, done.stdout.split())
-        rows.append({"config": name, "us": us, "lt_us": lt_us})
-        print(f"{name}: {us:.2f} us, cublasLtMatmul {lt_us:.2f} us")
+            row = dict(zip(COLUMNS, map(float, done.stdout.split()), strict=True))
+        rows.append({"config": name, **row})
+        print(f"{name}: {'; '.join(f'{x} {us:.2f}' for x, us in row.items())}")
     save(arguments.json, rows)
 
 

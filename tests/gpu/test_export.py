@@ -155,13 +155,15 @@ def view_of(memory: torch.Tensor, x: Any) -> torch.Tensor:
     return memory.view(DTYPES[f"{x.dtype}"]).as_strided(x.shape, x.strides)
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_bits_of_all_kinds(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", PLANS)
+def test_bits_of_all_kinds(kind: str, tmp_path: Path) -> None:
     """For random sizes and strides; what is between a result's rows stays as it was."""
-    plan = PLANS[name]()
+    plan = PLANS[kind]()
     header, dice, launched = Header(plan, tmp_path), random.Random(), 0
     signature, grouping = header.signature, plan._planned.binding.grouping
-    for _ in range(24):
+    for _ in range(400):
+        if launched == 10:
+            break
         values: dict[str, Any] = dict(signature.draw(dice))
         parts = {x.name: x.parts(values) for x in signature.arrays}
         if 0 in [size for x in parts.values() for part in x for size in part.shape]:
@@ -178,7 +180,6 @@ def test_bits_of_all_kinds(name: str, tmp_path: Path) -> None:
         numbers = {x: dice.randrange(-8, 8) / 8 for x in signature.numbers}
         if header.launch(values | numbers):
             continue
-        launched += 1
         results = {x.name: memory[x.name][0].clone() for x in signature.arrays if x.info.writable}
         for x in results:
             memory[x][0].fill_(255)
@@ -188,10 +189,18 @@ def test_bits_of_all_kinds(name: str, tmp_path: Path) -> None:
         scale_a, scale_b = (operands.pop(x, None) for x in SCALE_NAMES.values())
         out = {x: given[result_argument(x)] for x in plan._planned.binding.graph.result_names}
         only = next(iter(out.values())) if len(out) == 1 else out
-        plan.run(given["a"], given["b"], only, scale_a=scale_a, scale_b=scale_b, operands=operands)
+        try:
+            plan.run(given["a"], given["b"], only, scale_a=scale_a, scale_b=scale_b, operands=operands)
+        except gemmsmith.ArgumentError:  # one row, column or group, for which a plan would be another
+            continue
         for x, got in results.items():
-            assert torch.equal(got, memory[x][0]), (x, values)
-    assert launched > 4
+            if kind == "added" and x != "out":  # sums in any order
+                got, want = got.view(torch.float32), memory[x][0].view(torch.float32)
+                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * values["k"] ** 0.5, equal_nan=True)
+            else:
+                assert torch.equal(got, memory[x][0]), (x, values)
+        launched += 1
+    assert launched == 10
 
 
 def test_the_example(tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ SUBTILE_OVERLAP = 0.5
 """Fraction of the time of the subtiles in between by which the wait for a subtile's load is shorter."""
 SINGLE_STORE_CYCLES = 230
 """Cycles that a subtile waits for its predecessor's store if there is one buffer for them."""
+PARTIAL_LINE_OVERHEAD = 0.25
+"""Relative slowdown of stores of rows per L2 line that a tile shares with its neighbor, on average. Chosen."""
+LONE_EPILOGUE_CYCLES = 2500
+"""Further cycles of an epilogue of several consumer warpgroups while which no other tile is multiplied. Chosen of eight
+values by the regret and 95 pairs of choices, measured side by side (model-pairs-h200)."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
@@ -258,6 +263,8 @@ def estimate(
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
+    row = problem.d.dtype.bytes * np.where(table.swap_ab, table.tile_m, table.tile_n).astype(int)
+    stored = stored * (1 + PARTIAL_LINE_OVERHEAD * (LINE_BYTES - np.gcd(row, LINE_BYTES)) / row)
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     rereads_m, rereads_n = (np.minimum(tiles - 1, MAX_REREADS) for tiles in (tiles_n, tiles_m))
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * rereads_m + problem.n * rereads_n)
@@ -412,6 +419,8 @@ def _schedule_waves(
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
     last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
+    is_lone = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= capacity))
+    store = store + LONE_EPILOGUE_CYCLES * is_lone
     # with pingpong, `consumers` tiles take as long as all their mainloops, or as one of them and its epilogue
     mainloop = k_tiles * k_tile_cycles
     late = OVERLAP_SLOWDOWN * np.minimum(functions / table.consumers, mainloop)
