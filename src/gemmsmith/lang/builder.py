@@ -58,6 +58,7 @@ class Builder:
         work_clusters: Function of the problem that is launched: the number of clusters with work. By default one
             cluster is launched, whatever the problem.
         persistent: True if a cluster loops over the grid's work, so that the resident clusters alone may do all of it.
+        max_clusters: The most clusters of a persistent kernel's grid; None: as many as are resident.
         header: Lines of the comment at the top of the printed file.
     """
 
@@ -77,6 +78,7 @@ class Builder:
         self._next_barrier = 1  # __syncthreads uses barrier 0
         self.work_clusters: ArgumentFn = lambda _: 1
         self.persistent = False
+        self.max_clusters: int | None = None
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]

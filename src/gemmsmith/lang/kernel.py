@@ -62,6 +62,7 @@ class Kernel:
         min_ctas_per_sm: Minimum CTAs per SM, for the launch bounds.
         chip: Target architecture.
         persistent: A cluster loops over work, so that fewer clusters than have work may do all of it.
+        max_clusters: The most clusters of a persistent kernel's grid; None: as many as are resident.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Kernel:
     min_ctas_per_sm: int
     chip: Chip
     persistent: bool
+    max_clusters: int | None
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed_base: Any = 0) -> dict[str, Any]:
         """Return the kernel's arguments by name for the problem `bound`, but for parameters without a `compute`.

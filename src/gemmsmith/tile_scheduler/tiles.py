@@ -17,7 +17,7 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.product import Role
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
@@ -27,8 +27,6 @@ from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
 
 ZERO: Value = Constant(I32, 0)
 NO_END: Value = Constant(I32, MAX_EXTENT)
-IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
-"""The permutation in which cluster i starts at tile i."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Split:
     Of several clusters, the one with the last k-tile does (CUTLASS: is_final_split).
     """
     cluster_idx: Value
-    """This CTA's cluster, as an index into the cluster permutation."""
+    """This CTA's cluster."""
     first_peer: Value
     """The first cluster with a split of the tile; the others follow up to cluster_idx."""
     tile_ordinal: Value
@@ -140,9 +138,8 @@ class TileScheduler:
 
     `cluster_idx`, `cluster_count` and this CTA's `position` in its cluster are read here, before the roles begin.
 
-    Kernel arguments: cluster_tiles_m, cluster_tiles_n, cluster_tiles (all), k_tiles, the divisors of the raster
-    order, and `cluster_permutation`, which maps the cluster's index in the grid to cluster_idx. Any permutation is
-    correct; one that puts consecutive tiles on SMs of one GPC lets their L2 reads merge.
+    Kernel arguments: cluster_tiles_m, cluster_tiles_n, cluster_tiles (all), k_tiles, and the divisors of the raster
+    order.
     """
 
     table: GroupTable | None = None
@@ -154,13 +151,8 @@ class TileScheduler:
         """Declare the kernel arguments, and read this CTA's place in the grid."""
         k, self.spec = current_builder(), spec
         self._declare_grid()
-        # After the integers, which then share one line of the constant cache.
-        self.cluster_permutation = k.parameter(
-            "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
-        )
-        k.work_clusters, k.persistent = self.clusters_of, True
-        launched_idx = hw.block_index() // spec.cluster_size
-        self.cluster_idx = hw.load_cluster_permutation(self.cluster_permutation, launched_idx).named("cluster_idx")
+        k.work_clusters, k.persistent, k.max_clusters = self.clusters_of, True, MAX_CLUSTERS
+        self.cluster_idx = (hw.block_index() // spec.cluster_size).named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
         self.position = self._position()
         self.cluster_sync = None

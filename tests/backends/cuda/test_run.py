@@ -70,7 +70,7 @@ class Driver:
             if kind == "tensor_map":
                 values.append(Encoded.all[pointer])
             else:
-                values.append(None if kind == "cluster_permutation" else READ[kind].from_address(pointer).value)
+                values.append(READ[kind].from_address(pointer).value)
         self.seen.append((self.kernel.name, grid, values))
         return (0,)
 
@@ -109,7 +109,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
             kernel._driver = Driver(kernel, found)
             kernel.launch = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
             kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]
-            kernel.cluster_permutation = lambda clusters: tuple(range(288))  # type: ignore[method-assign]
         return loaded[source]
 
     monkeypatch.setattr(run.kernel_loader, "load_kernel", load)
@@ -122,7 +121,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     pool = types.SimpleNamespace(lock=contextlib.nullcontext(), get=lambda stream, nbytes: 0xF000)
     monkeypatch.setattr(run, "pool_of", lambda device: pool)
     monkeypatch.setattr(launch_template, "encode_tensor_map", Encoded)
-    monkeypatch.setattr(launch_template, "permutation_address", lambda order: 0)
     return found
 
 
@@ -137,8 +135,7 @@ def check(plan: PlannedGemm, a: Any, b: Any, seen: list[Any], **places: Any) -> 
         assert grid == min(launch.work_clusters, 66) * launch.kernel.cluster[0]
         want = launch.resolve(addresses)
         for parameter, value in zip(launch.kernel.parameters, values, strict=True):
-            if parameter.name != "cluster_permutation":
-                assert value == want[parameter.name], parameter.name
+            assert value == want[parameter.name], parameter.name
 
 
 def count_of_traces(monkeypatch: pytest.MonkeyPatch, plan: PlannedGemm) -> list[int]:

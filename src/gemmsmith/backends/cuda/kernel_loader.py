@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
 from gemmsmith.backends.cuda.cuda_graph import COLLECTED
 from gemmsmith.backends.cuda.driver import (
@@ -27,7 +26,7 @@ from gemmsmith.lang.kernel import Kernel
 
 _FORMATS = {
     "i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "fast_divmod": "Q",
-    "tensor_map": "", "cluster_permutation": "",
+    "tensor_map": "",
 }  # fmt: skip
 """Format characters of `struct` by parameter kind, padded to 8 bytes; empty for kinds passed by their own address."""
 
@@ -56,12 +55,6 @@ class LoadedKernel:
         count = len(self.parameter_kinds)
         self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
         self._pdl_configs = threading.local()  # one CUlaunchConfig per thread: making one costs as much as a launch
-
-    def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
-        """Return the permutation of `clusters` clusters by which neighboring tiles go to clusters of one GPC."""
-        # The probe runs one CTA per SM, so it places no more than sm_count CTAs.
-        resident = min(self.max_active_clusters(), device_attributes(self.device).sm_count // self.cluster[0])
-        return cluster_permutation(self.device, self.cluster[0], resident, clusters)
 
     def max_active_clusters(self) -> int:
         """Return how many clusters are resident on the device at once, by the driver; DeviceError if none is."""
@@ -144,8 +137,6 @@ def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
             )
             if os.environ.get("GEMMSMITH_NVTX"):
                 add_nvtx_range(loaded)
-            if "cluster_permutation" in kernel.parameter_kinds:
-                loaded.cluster_permutation(1)  # probes the device, which a stream that is captured later cannot
             _LOADED[key] = loaded
     return _LOADED[key]
 

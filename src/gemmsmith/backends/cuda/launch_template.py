@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from gemmsmith.backends.cuda.cluster_placement import permutation_address
 from gemmsmith.backends.cuda.driver import encode_tensor_map
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -33,7 +32,7 @@ class LaunchTemplate:
     def __init__(self, kernel: LoadedKernel, grid: int, arguments: Sequence[Any], pdl: bool) -> None:
         """Lay out the argument block: what is fixed becomes an initial value, what a call gives an entry to fill.
 
-        Tensor maps and cluster permutations have memory of their own, which their entry points to.
+        Tensor maps have memory of their own, which their entry points to.
         """
         self.kernel, self.grid, self.pdl = kernel, grid, pdl
         self._local = threading.local()
@@ -52,8 +51,6 @@ class LaunchTemplate:
             elif kind == "tensor_map":
                 self._keepalive.append(encode_tensor_map(x))
                 self._initial_values.append(int(self._keepalive[-1].getPtr()))
-            elif kind == "cluster_permutation":
-                self._initial_values.append(permutation_address(x))
             else:
                 entry = count + len(scalars)
                 if isinstance(x, Pointer):

@@ -19,7 +19,6 @@ from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.launch import Launch, Launches
 
 Arguments = Mapping[str, ArrayInfo | float]
@@ -199,14 +198,10 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
     kernel = launch.kernel
     loaded = kernel_loader.load_kernel(kernel, device, stream)
     clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
-    arguments = dict(launch.arguments)
-    if "cluster_permutation" in arguments:
-        if clusters > MAX_CLUSTERS:  # whole waves, so that every SM gets the same number
-            clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
-            clusters = MAX_CLUSTERS // clusters_per_wave * clusters_per_wave or MAX_CLUSTERS
-        if "flags" not in arguments:  # with flags, clusters wait for lower ones: keep the launch order
-            arguments["cluster_permutation"] = loaded.cluster_permutation(clusters)
-    values = [arguments[p.name or ""] for p in kernel.parameters]
+    if kernel.max_clusters and clusters > kernel.max_clusters:  # whole waves, so that every SM gets the same number
+        clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
+        clusters = kernel.max_clusters // clusters_per_wave * clusters_per_wave or kernel.max_clusters
+    values = [launch.arguments[p.name or ""] for p in kernel.parameters]
     return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
 
 
