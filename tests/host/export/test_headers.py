@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -18,7 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+from examples.custom_design import SERIAL
+from examples.own_int4 import INT4_WEIGHTS
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Plan, Spec
@@ -117,6 +122,12 @@ def of_groups(acc: Any, bias: Any) -> Any:
     return {"out": acc + bias, "totals": acc.sum(-2), "norms": acc.square().sum(-1)}
 
 
+def int4_weights() -> Plan:
+    a, b = np.empty((512, 640), ml_dtypes.bfloat16), np.empty((384, 320), np.uint8).T
+    return gemmsmith.plan(a, b, scales=Spec((10, 384), "fp32"), config=Config(INT4_WEIGHTS.name, (64, 128, 64), (1, 1)))
+
+
+SERIAL_CONFIG = Config(SERIAL.name, (128, 128, 64), (1, 2), stages=2)
 INDICES = Spec((512,), "int32")
 VECTOR, COLUMN, MATRIX = Spec((384,), "bf16"), Spec((512, 1), "fp32"), Spec((512, 384), "bf16")
 FAST: dict[str, Any] = {"accumulate": "fast"}
@@ -167,6 +178,7 @@ PLANS = {
     ),
     "reductions of groups": lambda: grouped(epilogue=of_groups, bias=Spec((8, 1, 384), "bf16")),
     "grouped weights": lambda: grouped(layout="t", is_pair=True, epilogue=gated),
+    "own design": lambda: plan("nn", epilogue=lambda acc, bias: (acc + bias).relu(), bias=VECTOR, config=SERIAL_CONFIG),
 }
 
 
@@ -178,7 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @lru_cache
 def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any], Path]:
     """A plan's signature, the description of its header, and the program that launches what it reads."""
-    made, prefix = PLANS[name](), "x_" + name.replace(" ", "_").replace("-", "_")
+    made, prefix = int4_weights() if name == "int4" else PLANS[name](), "x_" + name.replace(" ", "_").replace("-", "_")
     return Signature.of(made._planned), *program_of(made.export(folder, prefix))
 
 
@@ -233,7 +245,7 @@ int main(void) {{
 
 def kinds_of(about: dict[str, Any]) -> list[str]:
     """The sizes of each kernel's parameters, for the stand-in."""
-    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
+    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t"}
     return ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
 
 
@@ -275,8 +287,6 @@ def _numbers(kind: str, x: Any) -> Iterator[int]:
         yield from (x.address, codes.get(f"{x.dtype}", 0) * 256 + {0: 0, 32: 1, 64: 2, 128: 3}[x.swizzle])
         yield from ([extent << 32 | y for extent, y in zip(extents, box, strict=True)] + [0] * 5)[:5]
         yield from (list(strides) + [0] * 9)[:9]
-    elif kind == "cluster_permutation":
-        yield 287
     elif kind == "f32":
         yield struct.unpack("<I", struct.pack("<f", x))[0]
     else:
@@ -328,6 +338,17 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
     counts = compared(name, folder, [signature.draw(dice) for _ in range(200)])
     assert counts[True, 0] > 50
     assert counts[True, 2] + counts[True, 3] <= 2  # paths that the search has not found
+
+
+def test_launches_of_int4_weights_are_pythons(folder: Path) -> None:
+    """Of a design that refuses another number of scales than K has groups."""
+    signature, _, _ = exported("int4", folder)
+    dice = random.Random()
+    some = [signature.draw(dice) for _ in range(200)]
+    counts = compared("int4", folder, [x | {"groups": -(-x["k"] // 64)} for x in some])
+    assert counts[True, 0] > 50
+    assert counts[True, 2] + counts[True, 3] <= 2
+    assert compared("int4", folder, [x | {"groups": x["k"] // 64 + 2} for x in some])[False, 2] == 200
 
 
 @pytest.mark.parametrize(
@@ -424,6 +445,25 @@ def test_two_headers_in_one_program(folder: Path) -> None:
         if COMPILERS[compiler]:
             compile_with(compiler, *options, *STRICT, source, "-o", folder / "two")
             subprocess.run([folder / "two"], check=True)
+
+
+def test_cubins_may_be_linked_from_their_files(folder: Path) -> None:
+    signature, about, program = exported("reductions", folder)
+    text, source = program.with_suffix(".h").read_text(), program.with_suffix(".c")
+    files = dict(re.findall(r"extern const unsigned char (\w+)\[\]; /\* (\S+) \*/", text))
+    arrays = dict(re.findall(r"static const unsigned char (\w+)\[\] = \{([\d,\s]+)\};", text))
+    assert len(files) == len(about["kernels"]) > 1
+    assert {x: bytes(map(int, y.split(","))) for x, y in arrays.items()} == {
+        x: (folder / y).read_bytes() for x, y in files.items()
+    }
+    lines = (f'.globl {x}\n{x}: .incbin "{folder / y}"\n' for x, y in files.items())
+    assembly = folder / "cubins.s"
+    assembly.write_text(f'.section .rodata\n{"".join(lines)}.section .note.GNU-stack,"",@progbits\n')
+    linked = folder / "linked"
+    compile_with("gcc", "-std=c99", *STRICT, f"-D{program.name}_EXTERN_CUBINS", source, assembly, "-o", linked)
+    dice = random.Random()
+    problems = [arguments_of(signature, signature.draw(dice), dice)[0] for _ in range(20)]
+    assert run(linked, problems) == run(program, problems)
 
 
 def test_what_cannot_be_exported() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
-from gemmsmith.host.export.header import check_name, make_header, make_tvm_ffi, with_identifiers
+from gemmsmith.host.export.header import check_name, cubin_name, make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.trace import MAX_DRAWN, Signature, check_alike, explore_choice, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
@@ -42,9 +42,9 @@ def export(plans: Sequence[PlannedGemm], folder: str | Path, name: str, tvm_ffi:
         texts[f"{name}_tvm_ffi.cc"] = make_tvm_ffi(name, signatures[0])
     folder.mkdir(parents=True, exist_ok=True)
     for i, (kernel, cubin) in enumerate(cubins.items()):
-        stem = f"{name}_{i}" if i else name
-        (folder / f"{stem}.cubin").write_bytes(cubin)
-        texts[f"{stem}.cu"] = kernel.source
+        path = folder / cubin_name(name, i)
+        path.write_bytes(cubin)
+        texts[path.with_suffix(".cu").name] = kernel.source
     for file, text in texts.items():
         (folder / file).write_text(text, "utf-8")
     return folder / f"{name}.h"

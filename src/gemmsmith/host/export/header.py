@@ -17,7 +17,6 @@ from gemmsmith.core.templates import fill_template
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host.export.program import Program, numbers_of
 from gemmsmith.host.export.trace import Array, Signature
-from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch
 
@@ -59,7 +58,7 @@ def make_header(
         "numbers": "\n".join(f"    int64_t {_field(x)};" for x in list(program.outputs)[3:]),
         "operations": "\n".join(_operations(name, signature, program)),
         "checks": "\n".join(_checks(name, signature)),
-        "images": "\n".join([_order(name), *(_image(name, i, cubins[kernel]) for i, kernel in enumerate(kernels))]),
+        "images": "\n".join(_images(name, kernels, cubins)),
         "kernels": "\n".join(_kernel(name, i, kernel) for i, kernel in enumerate(kernels)),
         "count": f"{len(kernels)}",
         "target": kernels[0].chip.target,
@@ -238,14 +237,24 @@ def _bytes(name: str, x: Array, positive: Sequence[str]) -> str:
     return f"{' && '.join(empty)} ? {count} : 0" if empty else count
 
 
-def _order(name: str) -> str:
-    """Return the order of the clusters: the identity, which is right on any device."""
-    return f"static const uint16_t {name}_order_[] = {{{', '.join(map(str, range(MAX_CLUSTERS)))}}};"
+def _images(name: str, kernels: Sequence[Kernel], cubins: Mapping[Kernel, bytes]) -> Iterator[str]:
+    """Yield the arrays of the kernels' cubins, or their declarations."""
+    files = [*cubins]
+    yield f"#ifdef {name}_EXTERN_CUBINS /* the arrays are elsewhere, by an assembler's .incbin of the files, say */"
+    for i, kernel in enumerate(kernels):
+        at = files.index(kernel)
+        yield f"extern const unsigned char {name}_image_{i}_[]; /* {cubin_name(name, at)} */"
+    yield "#else"
+    for i, kernel in enumerate(kernels):
+        cubin = cubins[kernel]
+        rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
+        yield f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
+    yield "#endif"
 
 
-def _image(name: str, i: int, cubin: bytes) -> str:
-    rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
-    return f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
+def cubin_name(name: str, i: int) -> str:
+    """Return the name of the file of an export's cubin `i`."""
+    return f"{name}_{i}.cubin" if i else f"{name}.cubin"
 
 
 def _kernel(name: str, i: int, x: Kernel) -> str:
@@ -273,8 +282,6 @@ def _launch(name: str, i: int, launch: Launch) -> str:
         if isinstance(x, TensorMap):
             parameters.append(f"maps + {len(encoded)}")
             encoded.append(_encode(name, f"n.k{i}_{p.name}_", parameters[-1], x))
-        elif kind == "cluster_permutation":
-            parameters.append(f"(void *){name}_order_")
         else:
             value, c_type = f"n.k{i}_{p.name}", C_TYPES["u32" if kind == "f32" else kind]
             if kind == "f32" and isinstance(x, Pointer):
@@ -284,10 +291,9 @@ def _launch(name: str, i: int, launch: Launch) -> str:
     lines += [f"void *parameters[] = {{{', '.join(parameters)}}};", *encoded]
     if kernel.persistent:
         lines.append(f"if (clusters > kernels->resident[{i}]) clusters = kernels->resident[{i}];")
-        if "cluster_permutation" in kernel.parameter_kinds:
+        if most := kernel.max_clusters:
             wave = f"(kernels->sms / {kernel.cluster[0]})"
-            whole = f"{MAX_CLUSTERS} / {wave} ? {MAX_CLUSTERS} / {wave} * {wave} : {MAX_CLUSTERS}"
-            lines.append(f"if (clusters > {MAX_CLUSTERS}) clusters = {whole};")
+            lines.append(f"if (clusters > {most}) clusters = {most} / {wave} ? {most} / {wave} * {wave} : {most};")
     pdl = "launched" if kernel.chip.supports("sm_90") else "0"
     lines += [f"{name}_TRY_({name}_start_(kernels, {i}, clusters, {pdl}, stream, parameters));", "launched = 1;"]
     return "\n".join([f"    if (n.k{i}_clusters > 0) {{", *(f"        {x}" for x in lines), "    }"])

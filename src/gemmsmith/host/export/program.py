@@ -78,7 +78,7 @@ class Program:
         self.outputs[f"{i}.clusters"] = self._of_launches(root, clusters)
         kinds = dict(zip((p.name for p in example.kernel.parameters), example.kernel.parameter_kinds, strict=True))
         for name, x in example.arguments.items():
-            if kinds[name] == "cluster_permutation" or (kinds[name] == "f32" and isinstance(x, Pointer)):
+            if kinds[name] == "f32" and isinstance(x, Pointer):
                 continue
             for field in numbers_of(x):
                 get = partial(of_slot, name, field)

@@ -248,8 +248,10 @@ class Signature:
             sizes.append((1, 1) if size == 1 < whole else _divided(whole))
         if is_pair:
             sizes[-1] = sizes[-1][0], 2 * sizes[-1][1]
-        strides = None
-        if not any(graph.is_reduction(r) and result_argument(r.name) == name for r in graph.results):
+        product, strides = self.planned.binding.product, None
+        contiguous = {operand_argument(y) for y in (product.arrays if product else ())}
+        contiguous |= {result_argument(r.name) for r in graph.results if graph.is_reduction(r)}
+        if name not in contiguous:
             strides = tuple(self._strides(name, x, sizes))
         self.arrays.append(Array(name, x, tuple(sizes), strides, second))
 
