@@ -143,7 +143,7 @@ def test_the_config_comes_first_and_last_the_best_other() -> None:
         us = estimate(p, ConfigTable.from_configs([other])).cycles[0] / SM_CLOCK_MHZ
         said, changes = last.split(" with ")
         assert said == f"best other config: estimated {us:.1f} us"
-        assert eval(changes, {"config": config}) == other
+        assert eval(changes, {"config": config, "Config": Config}) == other
 
 
 def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:

@@ -28,10 +28,10 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.05605, 7.42967, 0.03863), ("survey-nn-h100", 0.06210, 7.38447, 0.05492),
-    ("survey-tn-h100", 0.06838, 7.36037, 0.05533), ("survey-tt-h100", 0.07095, 7.38826, 0.07441),
-    ("survey-fp8-h200", 0.07076, 7.50811, 0.04712), ("sweep-third-h200", 0.01362, 7.37115, 0.00765),
-    ("sweep-layouts-h100", 0.01158, 7.38125, 0.00505), ("choice-middle-h200", 0.05271, 7.45334, 0.02977),
+    ("survey-h200", 0.05938, 7.43995, 0.03552), ("survey-nn-h100", 0.06209, 7.38469, 0.05472),
+    ("survey-tn-h100", 0.06758, 7.36178, 0.05313), ("survey-tt-h100", 0.07099, 7.38893, 0.07441),
+    ("survey-fp8-h200", 0.07312, 7.54523, 0.04800), ("sweep-third-h200", 0.01500, 7.37920, 0.00848),
+    ("sweep-layouts-h100", 0.01159, 7.38131, 0.00505), ("choice-middle-h200", 0.05525, 7.46333, 0.02863),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -64,9 +64,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 94), ("layers-h100", figures.plain, 26), ("dense-unseen-h200", figures.plain, 139),
+    ("kinds-h100", figures.plain, 93), ("layers-h100", figures.plain, 26), ("dense-unseen-h200", figures.plain, 105),
     ("epilogues-h200", figures.fused, 20),
-    ("fp8-unseen-h200", figures.block_scaled, 14), ("fp8-h200", figures.block_scaled, 52),
+    ("fp8-unseen-h200", figures.block_scaled, 15), ("fp8-h200", figures.block_scaled, 52),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""
@@ -79,8 +79,8 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(1.0555, abs=1e-3)
-    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.038, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0647, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0417, abs=1e-3)
 
 
 def test_fragments_that_threads_load() -> None:

@@ -94,7 +94,7 @@ def gated(acc: Any) -> Any:
 
 def test_an_epilogue_that_slows_an_entry_down_has_a_config_of_its_own() -> None:
     """By the model, relative to its own choice."""
-    a, b = Spec((512, 1024), "bf16"), Spec((1024, 6144), "bf16", (1, 1024))
+    a, b = Spec((512, 7168), "bf16"), Spec((7168, 576), "bf16", (1, 7168))
     assert "tuned" in gemmsmith.plan(a, b).why
     assert "tuned without its epilogue" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
     assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=gated).why

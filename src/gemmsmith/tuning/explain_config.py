@@ -122,9 +122,9 @@ def microseconds(cycles: float) -> str:
 
 
 def changes(config: Config, other: Config) -> str:
-    """Return the call of `Config.replace` by which another config is made of this one."""
+    """Return the call by which another config is made: of `Config.replace` of this one, or of `Config.parse`."""
     fields = (f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
-    return f"config.replace({', '.join(fields)})"
+    return min(f"config.replace({', '.join(fields)})", f"Config.parse({f'{other}'!r})", key=len)
 
 
 def _parts(

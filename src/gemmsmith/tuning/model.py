@@ -134,10 +134,8 @@ SUBTILE_OVERLAP = 0.5
 SINGLE_STORE_CYCLES = 230
 """Cycles that a subtile waits for its predecessor's store if there is one buffer for them."""
 PARTIAL_LINE_OVERHEAD = 0.25
-"""Relative slowdown of stores of rows per L2 line that a tile shares with its neighbor, on average. Chosen."""
-LONE_EPILOGUE_CYCLES = 2500
-"""Further cycles of an epilogue of several consumer warpgroups while which no other tile is multiplied. Chosen of eight
-values by the regret and 95 pairs of choices, measured side by side (model-pairs-h200)."""
+"""Relative slowdown of a row's stores by each L2 line that the tile shares with its neighbor. Chosen of four values by
+45 GEMMs whose choice changes: 11 % faster for K below 128, 6 % up to 512, 1 % beyond (model-pairs-h200)."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
@@ -259,6 +257,8 @@ def estimate(
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     store, functions = _epilogue_cycles(problem, table, cost)
+    is_lone = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= table.max_active_clusters))
+    store = store + gpu.lone_epilogue_cycles * is_lone
     full, last, split_reduction = _schedule_waves(table, tiles, k_tiles, tile.cycles, store, functions)
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
@@ -419,8 +419,6 @@ def _schedule_waves(
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
     last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
-    is_lone = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= capacity))
-    store = store + LONE_EPILOGUE_CYCLES * is_lone
     # with pingpong, `consumers` tiles take as long as all their mainloops, or as one of them and its epilogue
     mainloop = k_tiles * k_tile_cycles
     late = OVERLAP_SLOWDOWN * np.minimum(functions / table.consumers, mainloop)
