@@ -20,7 +20,7 @@ import gemmsmith
 from gemmsmith import Config, Plan
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.host.export.trace import MAX_ADDRESS, Signature
+from gemmsmith.host.export.signature import MAX_ADDRESS, Signature
 
 torch = pytest.importorskip("torch")
 HOME = next((x for x in ("/usr/local/cuda", "/opt/cuda") if Path(x, "include/cuda.h").exists()), None)

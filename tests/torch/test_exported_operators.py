@@ -22,7 +22,7 @@ from torch.export import Dim
 import gemmsmith
 import gemmsmith.torch as gt
 from gemmsmith import ArgumentError, RetraceWarning, Spec
-from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.export.signature import Signature
 
 ROOT = Path(__file__).parents[2]
 STAND_IN, TORCH = ROOT / "tests/host/export/stand_in", Path(torch.__file__).parent

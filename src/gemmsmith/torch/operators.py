@@ -16,7 +16,7 @@ from gemmsmith.core.templates import fill_template
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.host.export.header import in_c
-from gemmsmith.host.export.trace import Array, Signature
+from gemmsmith.host.export.signature import Array, Signature
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
 from gemmsmith.torch.graph_serialization import deserialize

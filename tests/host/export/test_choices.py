@@ -13,7 +13,7 @@ from tests.host.export.test_headers import pytestmark as needs
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Plan, Spec
 from gemmsmith.core.problem import MAX_EXTENT
-from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.export.signature import Signature
 
 pytestmark = needs
 CONFIGS = {

@@ -28,7 +28,7 @@ from examples.own_int4 import INT4_WEIGHTS
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Plan, Spec
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host.export.trace import Signature
+from gemmsmith.host.export.signature import Signature
 from gemmsmith.lang.launch import Launches
 
 STAND_IN = Path(__file__).parent / "stand_in"

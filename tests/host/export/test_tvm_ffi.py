@@ -21,7 +21,7 @@ import pytest
 from tests.host.export.test_headers import PLANS, STAND_IN, expected, kinds_of, plan, pythons
 
 from gemmsmith import Config, Spec
-from gemmsmith.host.export.trace import Array, Signature
+from gemmsmith.host.export.signature import Array, Signature
 
 tvm_ffi = pytest.importorskip("tvm_ffi")
 CALLER = Path(__file__).parent / "call_tvm_ffi.py"

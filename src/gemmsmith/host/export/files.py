@@ -13,7 +13,8 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
 from gemmsmith.host.export.header import check_name, cubin_name, make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
-from gemmsmith.host.export.trace import MAX_DRAWN, Signature, check_alike, explore_choice, served_rows
+from gemmsmith.host.export.search import explore_choice
+from gemmsmith.host.export.signature import MAX_DRAWN, Signature, check_alike, served_rows
 from gemmsmith.host.planned_gemm import PlannedGemm
 
 

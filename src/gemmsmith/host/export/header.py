@@ -16,7 +16,7 @@ from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.templates import fill_template
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host.export.program import Program, numbers_of
-from gemmsmith.host.export.trace import Array, Signature
+from gemmsmith.host.export.signature import Array, Signature
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch
 

@@ -1,17 +1,10 @@
-"""What a plan launches, as a function of sizes, strides and addresses, found by running Python on Symbols.
-
-`explore` computes the launches of many random problems, each of which notes the comparisons that it makes. Problems
-with the same outcomes have the same launches but for their values, whose expressions are known. What no problem
-reached is refused by the header. Sources: concolic testing (Godefroid, Klarlund, Sen, "DART", 2005), and fuzzing guided
-by coverage.
-"""
+"""The arguments of a plan's header: variables, the arrays that they describe, and what the plan launches for them."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
@@ -29,19 +22,15 @@ from gemmsmith.core.mma import N8_COLUMNS
 from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_BLOCK, SCALE_NAMES, TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.host.export.symbol import Expression, Outcomes, Symbol, function_of, traced, variables_of
+from gemmsmith.host.export.symbol import Expression, Symbol, traced
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.launch import Launches
 
-MAX_PATHS, RUNS_WITHOUT_NEWS, MAX_TRIES = 4_000, 500, 5
-"""Paths that are found at most, how many random problems without a new one end the search, and from how many paths it
-seeks the other outcome of a comparison. Chosen."""
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512,
          513, 1000, 1024, 4096, 5000)  # fmt: skip
 """Sizes that are tried besides random ones up to MAX_DRAWN: next to those of tiles and boxes."""
 MAX_DRAWN = 1 << 13
-POWERS = tuple(1 << i for i in range(11))
 MAX_ADDRESS = 1 << 57
 SIZE_NAMES = {"b": "batch", "g": "groups", "t": "a_rows"}
 """Names of sizes by the letters of a product's shapes; others have their letter."""
@@ -110,13 +99,6 @@ class Array(NamedTuple):
         if 0 not in first.shape and first.address == others[0].address:
             raise ArgumentError(f"{self.name}: got the same array twice")
         return describe((first, *others), "b" if self.name == "b" else "scale_b")
-
-
-class Path(NamedTuple):
-    """Outcomes of comparisons, and what is launched if they are so: launches of Symbols, or why nothing can be."""
-
-    outcomes: Outcomes
-    launches: Launches | str
 
 
 @dataclass
@@ -308,11 +290,6 @@ class Signature:
         except GemmsmithError:
             return OTHER_LAYOUT
 
-    def trace(self, values: Values) -> Path:
-        with traced({x.name: (x.least, x.most) for x in self.variables}) as outcomes:
-            symbols = {name: Symbol(x, Expression(name)) for name, x in values.items()}
-            return Path(outcomes, self.launches(symbols))
-
     def rebound(self, values: Values) -> Launches:
         """Return what the plan launches for stand-ins of other arrays. Raises ArgumentError if it cannot."""
         arrays = {x.name: x.parts(values) for x in self.arrays}
@@ -337,65 +314,8 @@ class Signature:
         """Return the addresses of the arrays, of two the lower one."""
         return {x.name: min(y.address for y in x.parts(values)) for x in self.arrays}
 
-    def explore(self, seed: int = 0) -> list[Path]:
-        """Return all paths that a search finds, each once.
-
-        It begins with the plan's own values. Wherever a path's comparison has had one outcome only, values for the
-        other are sought next to the path's; then among random ones.
-        """
-        dice, rest = random.Random(seed), RUNS_WITHOUT_NEWS
-        paths: list[Path] = []
-        nodes: dict[tuple[int, Expression, bool], int] = {}
-        tries = Counter[tuple[int, Expression, bool]]()
-        queue, values = deque[tuple[Values, Outcomes, int]](), self._own_values()
-        while rest and len(paths) < MAX_PATHS:
-            path = self.trace(values)
-            node, is_new, before = 0, not paths, {}
-            for comparison, outcome in path.outcomes.items():
-                key = node, comparison, outcome
-                if key not in nodes:
-                    nodes[key], is_new = len(nodes) + 1, True
-                before[comparison] = outcome
-                other = node, comparison, not outcome
-                if other not in nodes and tries[other] < MAX_TRIES:
-                    tries[other] += 1
-                    queue.append((values, dict(before), node))
-                node = nodes[key]
-            if is_new:
-                paths.append(path)
-            following = None
-            while queue and not following:
-                near, outcomes, node = queue.popleft()
-                *_, (comparison, outcome) = outcomes.items()
-                if (node, comparison, not outcome) not in nodes:
-                    following = self._other(near, outcomes, dice)
-            if not following:
-                rest = RUNS_WITHOUT_NEWS if is_new else rest - 1
-            values = following or self.draw(dice)
-        return paths
-
-    def _other(self, values: Values, outcomes: Outcomes, dice: random.Random) -> Values | None:
-        """Return values with these outcomes but for the last one; None if there are none next to `values`."""
-        *before, (last, outcome) = ((function_of(x), y) for x, y in outcomes.items())
-        for near in self._next_to(values, variables_of(next(reversed(outcomes))), dice):
-            if last(near) != outcome and all(f(near) == y for f, y in before):
-                return near
-        return None
-
-    def _next_to(self, values: Values, names: Iterable[str], dice: random.Random) -> Iterator[Values]:
-        """Yield values to try: those of a path with one of these variables changed, then with two random ones."""
-        changing = [x for x in self.variables if x.name in names]
-        for x in changing:
-            value, is_size = values[x.name], x.name in self.sizes
-            candidates = [value + y for i in range(5) for y in (-1 << i, 1 << i)] + [round_up(value, y) for y in POWERS]
-            candidates += [*POWERS, *SIZES] if is_size else [value << i for i in range(1, 16)]
-            candidates += [0, x.most, *(x.draw(dice, values) for _ in range(50 if is_size else 5))]
-            yield from (values | {x.name: y} for y in candidates if x.least <= y <= x.most and not y % x.multiple)
-        sizes = [x for x in self.variables if x.name in self.sizes]
-        for _ in range(50):
-            yield values | {x.name: x.draw(dice, values) for x in (dice.choice(changing), dice.choice(sizes))}
-
-    def _own_values(self) -> Values:
+    def own_values(self) -> Values:
+        """Return the plan's own values, and stand-ins for addresses."""
         values = dict(self.sizes)
         for i, x in enumerate(self.arrays):
             values |= {x.name: (i + 1) << 40, x.second: (i + 1) << 40 | 1 << 30}
@@ -420,18 +340,6 @@ def served_rows(signatures: Sequence[Signature]) -> list[range]:
     """Return the numbers of rows that each plan serves, whose own numbers are in ascending order."""
     ends = [*(s.rows + 1 for s in signatures[:-1]), MAX_EXTENT + 1]
     return [range(start, end) for start, end in zip((0, *ends), ends, strict=False)]
-
-
-def explore_choice(signatures: Sequence[Signature]) -> list[Path]:
-    """Return the paths of all plans, each behind the comparisons of m that choose its plan."""
-    paths, before = list[Path](), Outcomes()
-    for signature, rows in zip(signatures, served_rows(signatures), strict=True):
-        chosen = Expression("<=", (Expression("m"), rows[-1]))
-        choice = before | ({chosen: True} if rows[-1] < MAX_EXTENT else {})
-        paths += [path._replace(outcomes=choice | path.outcomes) for path in signature.explore()
-                  if all(path.outcomes.get(x, y) == y for x, y in choice.items())]  # fmt: skip
-        before = before | {chosen: False}
-    return paths
 
 
 def _size(name: str, most: int, multiple: int, dice: random.Random, _: Values) -> int:
