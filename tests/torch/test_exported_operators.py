@@ -197,7 +197,7 @@ def test_launches_are_pythons(made: tuple[Any, list[str], Path]) -> None:
 def launches_of(planned: Any, rows: int, seed: int) -> list[int]:
     """What Python launches for contiguous arrays with some addresses."""
     signature = Signature.of(planned)
-    values = {**signature._own_values(), "m": rows}
+    values = {**signature.own_values(), "m": rows}
     for i, x in enumerate(signature.arrays):
         values[x.name] = (i + 3) << (30 + seed)
     (_, (launch,)) = expected(signature, signature.rebound(values), values, dict.fromkeys(signature.numbers, 0.375))

@@ -394,7 +394,7 @@ def test_wrong_arguments_are_refused(name: str, folder: Path) -> None:
 def test_edges(name: str, changes: dict[str, int], status: int, folder: Path) -> None:
     """Sizes of 0 and 1, null pointers of empty arrays, strides of single rows."""
     signature, _, _ = exported(name, folder)
-    counts = compared(name, folder, [signature._own_values() | changes])
+    counts = compared(name, folder, [signature.own_values() | changes])
     assert [x for _, x in counts] == [status]
 
 

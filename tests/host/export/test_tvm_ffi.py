@@ -147,7 +147,7 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
 
 def changed_call(name: str, folder: Path, array: int, field: int, value: Any) -> dict[str, Any]:
     signature, _ = exported(name, folder)
-    call = call_of(signature, signature._own_values(), dict.fromkeys(signature.numbers, 1.0))
+    call = call_of(signature, signature.own_values(), dict.fromkeys(signature.numbers, 1.0))
     call["arrays"][array][field] = value
     return call
 
