@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from examples.custom_design import SERIAL
+from examples.own_gather import GATHER
+from examples.own_grouped import GROUPED
 from examples.own_int4 import INT4_WEIGHTS
 
 import gemmsmith
@@ -182,6 +184,20 @@ PLANS = {
 }
 
 
+OF_ROWS = {"tile": (128, 128, 64), "cluster": (1, 1)}
+WITH_ARRAYS: dict[str, Callable[[], Plan]] = {
+    "own gather": lambda: plan("nn", rows=Spec((300,), "int32"), config=Config(GATHER.name, **OF_ROWS)),
+    "own groups": lambda: gemmsmith.plan(
+        Spec((300, 640), "bf16"),
+        Spec((4, 640, 136), "bf16"),
+        ends=Spec((4,), "int32"),
+        config=Config(GROUPED.name, **OF_ROWS),
+    ),
+    "own int4": int4_weights,
+}
+"""Of own designs that read arrays."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("headers")
@@ -190,7 +206,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @lru_cache
 def exported(name: str, folder: Path) -> tuple[Signature, dict[str, Any], Path]:
     """A plan's signature, the description of its header, and the program that launches what it reads."""
-    made, prefix = int4_weights() if name == "int4" else PLANS[name](), "x_" + name.replace(" ", "_").replace("-", "_")
+    made, prefix = (PLANS | WITH_ARRAYS)[name](), "x_" + name.replace(" ", "_").replace("-", "_")
     return Signature.of(made._planned), *program_of(made.export(folder, prefix))
 
 
@@ -330,7 +346,7 @@ def pythons(signature: Signature, values: dict[str, int]) -> Launches | None:
         return None
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [*PLANS, "own gather", "own groups"])
 def test_launches_are_pythons(name: str, folder: Path) -> None:
     """For random problems: those that the kernel takes are not refused."""
     signature, _, _ = exported(name, folder)
@@ -342,13 +358,13 @@ def test_launches_are_pythons(name: str, folder: Path) -> None:
 
 def test_launches_of_int4_weights_are_pythons(folder: Path) -> None:
     """Of a design that refuses another number of scales than K has groups."""
-    signature, _, _ = exported("int4", folder)
+    signature, _, _ = exported("own int4", folder)
     dice = random.Random()
     some = [signature.draw(dice) for _ in range(200)]
-    counts = compared("int4", folder, [x | {"groups": -(-x["k"] // 64)} for x in some])
+    counts = compared("own int4", folder, [x | {"groups": -(-x["k"] // 64)} for x in some])
     assert counts[True, 0] > 50
     assert counts[True, 2] + counts[True, 3] <= 2
-    assert compared("int4", folder, [x | {"groups": x["k"] // 64 + 2} for x in some])[False, 2] == 200
+    assert compared("own int4", folder, [x | {"groups": x["k"] // 64 + 2} for x in some])[False, 2] == 200
 
 
 @pytest.mark.parametrize(
