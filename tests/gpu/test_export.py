@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,14 @@ class Header:
         torch.cuda.current_stream().synchronize()
         assert self.library.load() == 0
 
-    def launch(self, values: Mapping[str, Any]) -> int:
-        """Launch on the current stream, and return the status."""
+    def launch(self, values: Mapping[str, Any], flags: torch.Tensor | None = None) -> int:
+        """Launch on the current stream, and return the status. `flags`: zeros in place of the header's own."""
         x = self.arguments(**{name.replace(" ", "_"): value for name, value in values.items()})
         x.workspace_bytes = self.library.workspace_bytes(ctypes.byref(x))
         x.flag_bytes = self.library.flag_bytes(ctypes.byref(x))
         workspace = torch.full((x.workspace_bytes + 1,), 255, device="cuda", dtype=torch.uint8)
-        x.workspace, x.flags = workspace.data_ptr(), self.flags.data_ptr()
+        flags = self.flags if flags is None else flags
+        x.workspace, x.flags = workspace.data_ptr(), flags.data_ptr()
         assert x.flag_bytes <= self.flags.numel()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         status: int = self.library.launch(ctypes.byref(x), stream)
@@ -201,6 +203,41 @@ def test_bits_of_all_kinds(kind: str, tmp_path: Path) -> None:
                 assert torch.equal(got, memory[x][0]), (x, values)
         launched += 1
     assert launched == 10
+
+
+@pytest.mark.parametrize("splits", [1, 3, 0])
+def test_four_threads_and_a_graph(splits: int, tmp_path: Path) -> None:
+    """Of one loaded kernel, each thread on a stream of its own and with flags of its own."""
+    config = Config("cooperative", (128, 128, 64), (2, 1), 4, splits=splits)
+    header = Header(gemmsmith.plan(random_matrix(512, 1024), random_matrix(1024, 768, "t"), config=config), tmp_path)
+
+    def compute(seed: int) -> None:
+        dice, stream, flags = random.Random(seed), torch.cuda.Stream(), torch.zeros_like(header.flags)
+        with torch.cuda.stream(stream):
+            for _ in range(25):
+                m, n, k = dice.randrange(1, 2000), 8 * dice.randrange(1, 200), dice.randrange(1, 3000)
+                a, b = random_matrix(m, k), random_matrix(k, n, "t")
+                out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+                x = {"m": m, "n": n, "k": k, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr()}
+                x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride()), "out_stride": n}
+                assert header.launch(x, flags) == 0
+                assert torch.equal(out, gemmsmith.gemm(a, b, config=config)), (m, n, k)
+        assert not flags.any()
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(compute, [random.randrange(1 << 30) for _ in range(4)]))
+    a, b = random_matrix(700, 900), random_matrix(900, 512, "t")
+    out, graph = torch.full((700, 512), float("nan"), device="cuda", dtype=torch.bfloat16), torch.cuda.CUDAGraph()
+    x = {"m": 700, "n": 512, "k": 900, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr(), "out_stride": 512}
+    x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride())}
+    with torch.cuda.graph(graph):
+        assert header.launch(x) == 0
+    for _ in range(3):
+        a.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, gemmsmith.gemm(a, b, config=config))
 
 
 def test_the_example(tmp_path: Path) -> None:

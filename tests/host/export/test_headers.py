@@ -463,6 +463,48 @@ def test_two_headers_in_one_program(folder: Path) -> None:
             subprocess.run([folder / "two"], check=True)
 
 
+THREADS = """
+#include "{name}.h"
+#include "driver.h"
+#include <pthread.h>
+static {name}_kernels kernels;
+static void *work(void *x) {{
+    int i;
+    for (i = 0; i < 200; ++i)
+        if ({name}_launch(&kernels, (const {name}_args *)x, NULL)) return x;
+    return NULL;
+}}
+int main(void) {{
+    {name}_driver driver;
+    {name}_args x;
+    pthread_t threads[4];
+    void *failed = NULL, *result;
+    int i;
+    memset(&x, 0, sizeof x);
+    x.m = x.n = x.k = 256, x.a_stride = x.b_stride = x.out_stride = 256;
+    x.a = (void *)(1 << 20), x.b = (void *)(1 << 24), x.out = (void *)(1 << 28);
+    x.workspace = (void *)(1 << 30), x.workspace_bytes = 1 << 26, x.flags = (void *)(3LL << 29), x.flag_bytes = 1 << 20;
+    if (!{name}_find_driver(&driver, find, NULL) || {name}_load(&kernels, &driver)) return 1;
+    for (i = 0; i < 4; ++i) pthread_create(&threads[i], NULL, work, &x);
+    for (i = 0; i < 4; ++i) pthread_join(threads[i], &result), failed = result ? result : failed;
+    return failed != NULL;
+}}
+"""
+
+
+def test_threads_share_the_kernels(folder: Path) -> None:
+    """A launch writes nothing but memory of its own, by gcc's thread sanitizer."""
+    _, _, program = exported("split", folder)
+    source = folder / "threads.c"
+    source.write_text(THREADS.format(name=program.name))
+    compile_with("gcc", "-std=gnu99", "-fsanitize=thread", source, "-o", folder / "threads", "-pthread")
+    done = subprocess.run([folder / "threads"], capture_output=True, text=True)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("gcc's thread sanitizer does not run on this kernel")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" | ") == 4 * 200
+
+
 def test_cubins_may_be_linked_from_their_files(folder: Path) -> None:
     signature, about, program = exported("reductions", folder)
     text, source = program.with_suffix(".h").read_text(), program.with_suffix(".c")
