@@ -195,8 +195,8 @@ WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 409_000
 DRAM_BYTES_PER_CYCLE_AT_700W = 12_400
 """Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py."""
 STREAM_K_ENERGY_OVERHEAD = 0.0858
-"""Relative additional energy of stream-K, which cannot have `sync_clusters`. Fitted by fit.py; without it the model
-chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
+"""Relative additional energy of stream-K with several waves, which then cannot have `sync_clusters`. Fitted by fit.py;
+without it the model chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
 
 
 def covers(dtype: DType, chip: Chip) -> bool:
@@ -271,7 +271,8 @@ def estimate(
     slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
-    energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + STREAM_K_ENERGY_OVERHEAD * (table.splits == 0))
+    overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
+    energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + overhead)
     power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
 
     def cycles_of(waves: _Waves) -> Array:
