@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, islice
 
 from gemmsmith.binding.binding import Binding
@@ -24,6 +25,7 @@ from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
+from gemmsmith.tuning.config_table import M_GRANULARITY, round_up_m
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.grouped import choose_grouped, rank_grouped
 from gemmsmith.tuning.measured_configs import key_of
@@ -144,14 +146,26 @@ def _config_and_origin(
         if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip, device)):
             return tuned, f"tuned for {chip}"
         return model(problem, epilogue), f"chosen for {chip}"
+    if not batch_invariant:
+        rows = round_up_m(problem) if problem.m > M_GRANULARITY else problem
+        return _tuned_or_chosen(rows, epilogue, chip, gpu, device, measured_configs.version(device))
     entry = measured_configs.find(key_of(problem, epilogue, chip, batch_invariant), device)
     if entry and (tuned := serve(entry.config, entry.m, problem, epilogue, gpu)):
         return tuned, "tuned"
-    if batch_invariant:
-        return batch_invariant_config(binding, gpu), "batch-invariant"
+    return batch_invariant_config(binding, gpu), "batch-invariant"
+
+
+@lru_cache(maxsize=4096)
+def _tuned_or_chosen(
+    problem: Problem, epilogue: EpilogueSpec, chip: Chip, gpu: Gpu, device: int, version: Hashable
+) -> tuple[Config, str]:
+    """Return a tuned config, else the model's choice; `version`: of the measured configs."""
+    entry = measured_configs.find(key_of(problem, epilogue, chip), device)
+    if entry and (tuned := serve(entry.config, entry.m, problem, epilogue, gpu)):
+        return tuned, "tuned"
     if tuned := lookup_tuned(problem, epilogue, gpu, device):
-        return tuned, "tuned" if binding.graph.is_identity else "tuned without its epilogue"
-    return model(problem, epilogue), "chosen by the model"
+        return tuned, "tuned" if epilogue.graph.is_identity else "tuned without its epilogue"
+    return choose(problem, epilogue, gpu=gpu), "chosen by the model"
 
 
 MAX_RANKED = 512

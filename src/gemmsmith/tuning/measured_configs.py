@@ -8,11 +8,12 @@ exported tables, which serve what has no file.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,7 +154,12 @@ _MALFORMED = OSError, ValueError, KeyError, TypeError, RecursionError, Gemmsmith
 
 def folder(device: int = 0) -> Path | None:
     """Return the folder of the entries that were measured on a device like this one; None if there is no GPU."""
-    return cache_directory() / "tuned" / _generation(device) if driver.is_available() else None
+    return _folder(cache_directory(), device) if driver.is_available() else None
+
+
+@lru_cache(maxsize=64)
+def _folder(cache: Path, device: int) -> Path:
+    return cache / "tuned" / _generation(device)
 
 
 @lru_cache(maxsize=64)
@@ -171,6 +177,8 @@ def _about(device: int) -> dict[str, Any]:
 
 _SAVED: dict[tuple[Path, Key], Entry] = {}
 """Entries that this process has saved, so that they serve it even if the folder cannot be written."""
+_SAVES = itertools.count(1)
+_last_save = 0
 
 
 def save(entries: Iterable[Entry], device: int = 0) -> None:
@@ -178,12 +186,14 @@ def save(entries: Iterable[Entry], device: int = 0) -> None:
 
     Other processes may save at the same time; the last one wins. A folder that cannot be written is no error.
     """
+    global _last_save
     into = folder(device)
     if into is None:
         return
     for entry in entries:
         _SAVED[into, entry.key] = entry
         write_atomically(into / f"{entry.key.name}.json", json.dumps(entry.to_json()).encode())
+    _last_save = next(_SAVES)
     if not (about := into / "about.json").exists():
         write_atomically(about, json.dumps(_about(device)).encode())
 
@@ -264,6 +274,22 @@ def _read_once(file: Path, changed: int) -> dict[Key, list[Entry]]:
 @lru_cache(maxsize=64)
 def _warn_once(message: str) -> None:
     warnings.warn(f"gemmsmith: {message}", stacklevel=2)
+
+
+def version(device: int = 0) -> tuple[Hashable, ...]:
+    """Return a value that changes if an entry that `find` returns is added or replaced."""
+    tables = os.environ.get("GEMMSMITH_TABLE")
+    files = tables.split(os.pathsep) if tables else []
+    within = folder(device)
+    changed = [_changed(x) for x in (*files, *([f"{within}"] if within else []))]
+    return f"{within}", _last_save, tables, *changed
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def state() -> bytes:
