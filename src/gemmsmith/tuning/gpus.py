@@ -22,7 +22,7 @@ class Gpu:
         dram_bytes_per_cycle: Bytes per cycle from DRAM to all SMs, at 1600 MHz.
         l2_bytes: Bytes of operands that the L2 holds: less than its size, since it keeps twice what SMs of both
             partitions read.
-        lone_epilogue_cycles: Further cycles of an epilogue of several consumer warpgroups during which no other tile
+        exposed_epilogue_cycles: Further cycles of an epilogue of several consumer warpgroups during which no other tile
             is multiplied.
     """
 
@@ -30,7 +30,7 @@ class Gpu:
     dram_bytes_per_s: float
     dram_bytes_per_cycle: float
     l2_bytes: int
-    lone_epilogue_cycles: int
+    exposed_epilogue_cycles: int
     sms: int = NUM_SMS
 
 

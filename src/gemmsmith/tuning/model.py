@@ -257,8 +257,8 @@ def estimate(
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     store, functions = _epilogue_cycles(problem, table, cost)
-    is_lone = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= table.max_active_clusters))
-    store = store + gpu.lone_epilogue_cycles * is_lone
+    is_exposed = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= table.max_active_clusters))
+    store = store + gpu.exposed_epilogue_cycles * is_exposed
     full, last, split_reduction = _schedule_waves(table, tiles, k_tiles, tile.cycles, store, functions)
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
