@@ -212,8 +212,9 @@ def test_four_threads_and_a_graph(splits: int, tmp_path: Path) -> None:
     header = Header(gemmsmith.plan(random_matrix(512, 1024), random_matrix(1024, 768, "t"), config=config), tmp_path)
 
     def compute(seed: int) -> None:
-        dice, stream, flags = random.Random(seed), torch.cuda.Stream(), torch.zeros_like(header.flags)
-        with torch.cuda.stream(stream):
+        dice = random.Random(seed)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            flags = torch.zeros_like(header.flags)
             for _ in range(25):
                 m, n, k = dice.randrange(1, 2000), 8 * dice.randrange(1, 200), dice.randrange(1, 3000)
                 a, b = random_matrix(m, k), random_matrix(k, n, "t")
@@ -222,7 +223,7 @@ def test_four_threads_and_a_graph(splits: int, tmp_path: Path) -> None:
                 x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride()), "out_stride": n}
                 assert header.launch(x, flags) == 0
                 assert torch.equal(out, gemmsmith.gemm(a, b, config=config)), (m, n, k)
-        assert not flags.any()
+            assert not flags.any()
 
     torch.cuda.synchronize()
     with ThreadPoolExecutor(4) as pool:
