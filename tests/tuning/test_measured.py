@@ -28,10 +28,10 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.05954, 7.43952, 0.03552), ("survey-nn-h100", 0.06222, 7.38435, 0.05472),
+    ("survey-h200", 0.05931, 7.43750, 0.03682), ("survey-nn-h100", 0.06222, 7.38435, 0.05472),
     ("survey-tn-h100", 0.06786, 7.36058, 0.04601), ("survey-tt-h100", 0.07151, 7.38774, 0.07441),
-    ("survey-fp8-h200", 0.07313, 7.54454, 0.05012), ("sweep-third-h200", 0.01500, 7.37920, 0.00848),
-    ("sweep-layouts-h100", 0.01159, 7.38131, 0.00505), ("choice-middle-h200", 0.05520, 7.46219, 0.02724),
+    ("survey-fp8-h200", 0.07375, 7.53736, 0.05012), ("sweep-third-h200", 0.01381, 7.37288, 0.00721),
+    ("sweep-layouts-h100", 0.01159, 7.38131, 0.00505), ("choice-middle-h200", 0.05520, 7.46169, 0.02758),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -64,8 +64,8 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 90), ("layers-h100", figures.plain, 26), ("dense-unseen-h200", figures.plain, 105),
-    ("epilogues-h200", figures.fused, 20),
+    ("kinds-h100", figures.plain, 90), ("layers-h100", figures.plain, 26), ("dense-unseen-h200", figures.plain, 120),
+    ("epilogues-h200", figures.fused, 19),
     ("fp8-unseen-h200", figures.block_scaled, 15), ("fp8-h200", figures.block_scaled, 52),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
@@ -79,7 +79,7 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(1.0647, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0623, abs=1e-3)
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0417, abs=1e-3)
 
 

@@ -136,6 +136,9 @@ SINGLE_STORE_CYCLES = 230
 PARTIAL_LINE_OVERHEAD = 0.25
 """Relative slowdown of a row's stores by each L2 line that the tile shares with its neighbor. Chosen of four values by
 45 GEMMs whose choice changes: 11 % faster for K below 128, 6 % up to 512, 1 % beyond (model-pairs-h200)."""
+SHORT_FLOPS = 10**11
+"""FLOPs up to which a GEMM of several waves has `Gpu.exposed_epilogue_cycles`. Beyond, power limits it: pingpong was
+faster in blocks of 8 ms between others (model-pairs-h200), and slower in blocks of a second (sweeps). Chosen."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
@@ -257,8 +260,9 @@ def estimate(
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     store, functions = _epilogue_cycles(problem, table, cost)
-    is_exposed = (table.consumers > 1) & (~table.tile_per_warpgroup | (tiles <= table.max_active_clusters))
-    store = store + gpu.exposed_epilogue_cycles * is_exposed
+    is_short = 2 * problem.batch * problem.m * problem.n * problem.k <= SHORT_FLOPS
+    is_exposed = (tiles <= table.max_active_clusters) | (is_short & ~table.tile_per_warpgroup)
+    store = store + gpu.exposed_epilogue_cycles * (is_exposed & (table.consumers > 1))
     full, last, split_reduction = _schedule_waves(table, tiles, k_tiles, tile.cycles, store, functions)
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
