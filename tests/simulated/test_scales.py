@@ -377,7 +377,7 @@ def test_a_chain_of_products_copies_nothing(backend: str, batch: tuple[int, ...]
         scales = {"scale_a": s, "scale_b": second[1].T}
         plan = plan or gemmsmith.plan(q, second[0].T, **scales, out_dtype="fp32", **options)
         assert len(plan._planned.launches.all) == 1
-        assert plan._planned.spec.scales[0].by_tma
+        assert plan._planned.spec.scales[plan.config.swap_ab].by_tma
         y = plan.run(q, second[0].T, **scales)
         bounds.check(y, q, second[0].T, SINGLE, SINGLE, promoted=True, **scales).require()
 
