@@ -2,7 +2,7 @@
 
 Of GEMMs of 64 x 64 x 64, too small to wait for. `launch_us` and `encode_us` are of the driver's calls that the header
 makes, cuLaunchKernelEx and cuTensorMapEncodeTiled, repeated alone; `empty_us` and `empty_many_us` are of
-cuLaunchKernelEx of an empty kernel, without parameters and with as many bytes of them. Needs gcc and the CUDA toolkit.
+cuLaunchKernelEx of an empty kernel, without parameters and with 896 bytes of them. Needs gcc and the CUDA toolkit.
 
     python -m benchmarks.speed.header_launch --json benchmarks/results/header-launch-h200.json
 """

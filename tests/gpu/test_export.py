@@ -52,6 +52,14 @@ def random_matrix(rows: int, columns: int, layout: str = "n", dtype: Any = torch
     return x if layout == "n" else x.t()
 
 
+def plain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
+    """A header's arguments for out = a @ b, of a row-major out."""
+    arrays = {"a": a, "b": b, "out": out}
+    sizes = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+    strides = {f"{name}_stride": max(x.stride()) for name, x in arrays.items()}
+    return sizes | strides | {name: x.data_ptr() for name, x in arrays.items()}
+
+
 def scaled(acc: Any, bias: Any, alpha: Any) -> Any:
     return ((acc + bias) * alpha).relu()
 
@@ -114,8 +122,7 @@ def test_bits_are_pythons(name: str, tmp_path: Path) -> None:
         m, n, k = random.randrange(1, 3000), 8 * random.randrange(1, 300), random.randrange(1, 3000)
         a, b = random_matrix(m, k, layout[0]), random_matrix(k, n, layout[1])
         out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-        x = {"m": m, "n": n, "k": k, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr(), "out_stride": n}
-        x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride())}
+        x = plain(a, b, out)
         operands = {"bias": torch.randn(n, device="cuda"), "alpha": random.randrange(1, 9) / 8} if is_fused else {}
         if is_fused:
             x |= {"in_bias": operands["bias"].data_ptr(), "in_alpha": operands["alpha"]}
@@ -219,9 +226,7 @@ def test_four_threads_and_a_graph(splits: int, tmp_path: Path) -> None:
                 m, n, k = dice.randrange(1, 2000), 8 * dice.randrange(1, 200), dice.randrange(1, 3000)
                 a, b = random_matrix(m, k), random_matrix(k, n, "t")
                 out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-                x = {"m": m, "n": n, "k": k, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr()}
-                x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride()), "out_stride": n}
-                assert header.launch(x, flags) == 0
+                assert header.launch(plain(a, b, out), flags) == 0
                 assert torch.equal(out, gemmsmith.gemm(a, b, config=config)), (m, n, k)
             assert not flags.any()
 
@@ -230,10 +235,8 @@ def test_four_threads_and_a_graph(splits: int, tmp_path: Path) -> None:
         list(pool.map(compute, [random.randrange(1 << 30) for _ in range(4)]))
     a, b = random_matrix(700, 900), random_matrix(900, 512, "t")
     out, graph = torch.full((700, 512), float("nan"), device="cuda", dtype=torch.bfloat16), torch.cuda.CUDAGraph()
-    x = {"m": 700, "n": 512, "k": 900, "a": a.data_ptr(), "b": b.data_ptr(), "out": out.data_ptr(), "out_stride": 512}
-    x |= {"a_stride": max(a.stride()), "b_stride": max(b.stride())}
     with torch.cuda.graph(graph):
-        assert header.launch(x) == 0
+        assert header.launch(plain(a, b, out)) == 0
     for _ in range(3):
         a.normal_()
         out.fill_(float("nan"))

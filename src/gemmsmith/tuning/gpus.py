@@ -35,10 +35,11 @@ class Gpu:
 
 
 H100 = Gpu("H100", 3.35e12, 1895, 32_500_000, 0)
-"""SXM, 80 GB, an L2 of 50 MB. Fitted to survey-nn-h100, survey-tn-h100 and survey-tt-h100, whose regret no last value
-lowers."""
+"""SXM, 80 GB, an L2 of 50 MB. Fitted to survey-nn-h100, survey-tn-h100 and survey-tt-h100. No value of
+exposed_epilogue_cycles lowers their regret."""
 H200 = Gpu("H200", 4.8e12, 2707, 39_000_000, 2500)
-"""An L2 of 60 MB. Fitted to survey-h200; the last value is chosen of seven, by the regret and model-pairs-h200."""
+"""An L2 of 60 MB. Fitted to survey-h200. exposed_epilogue_cycles is chosen of seven values by the regret and
+model-pairs-h200."""
 SCHEDULERS_PER_SM = 4
 """Instructions that an SM issues per cycle."""
 GPUS = (H100, H200)

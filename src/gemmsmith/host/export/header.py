@@ -240,7 +240,7 @@ def _bytes(name: str, x: Array, positive: Sequence[str]) -> str:
 def _images(name: str, kernels: Sequence[Kernel], cubins: Mapping[Kernel, bytes]) -> Iterator[str]:
     """Yield the arrays of the kernels' cubins, or their declarations."""
     files = [*cubins]
-    yield f"#ifdef {name}_EXTERN_CUBINS /* the arrays are elsewhere, by an assembler's .incbin of the files, say */"
+    yield f"#ifdef {name}_EXTERN_CUBINS /* define the arrays yourself, for instance by an assembler's .incbin */"
     for i, kernel in enumerate(kernels):
         at = files.index(kernel)
         yield f"extern const unsigned char {name}_image_{i}_[]; /* {cubin_name(name, at)} */"
