@@ -6,9 +6,12 @@ squares with numerical derivatives of the model itself. `regret` is how much slo
 config of its shape, as a mean of logarithms; the fastest of many noisy times is too fast, so part of it is noise.
 
 All GPUs have equal weight. A survey's blocks are too short for the power limit, so power-limited GEMMs are taken from
-sweeps, whose finalists ran in longer ones.
+sweeps, whose finalists ran in longer ones. With --power only the constants of the power limit are fitted, to sweeps and
+to the long blocks of power.py.
 
     python -m benchmarks.fit.fit survey-h200 survey-{nn,nt,tn,tt}-h100 --pairs public-models-h200 \\
+        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100
+    python -m benchmarks.fit.fit survey-h200 --power power-h200 \\
         --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +27,7 @@ import numpy as np
 
 import gemmsmith
 from benchmarks.rows import by_shape, load
-from benchmarks.suite import POWER_LIMITED, SMALL, Shape, block_scaled, specs
+from benchmarks.suite import SMALL, Shape, block_scaled, specs
 from gemmsmith import Config
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
@@ -31,7 +35,15 @@ from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
+POWER = (
+    "FLOPS_PER_CYCLE_AT_700W",
+    "L2_BYTES_PER_CYCLE_AT_700W",
+    "SMEM_FILL_BYTES_PER_CYCLE_AT_700W",
+    "WGMMA_READ_BYTES_PER_CYCLE_AT_700W",
+)
+"""Names of the constants of the power limit in tuning/model.py, but DRAM's: GEMMs at the limit hardly depend on it."""
 FITTED = (
     "L2_TO_SM_BYTES_PER_CYCLE",
     "SMEM_FILL_BYTES_PER_CYCLE",
@@ -53,22 +65,21 @@ FITTED = (
     "LOOP_CYCLES",
     "LOOP_CYCLES_PER_K",
     "TILE_K_128_SLOWDOWN",
-    "FLOPS_PER_CYCLE_AT_700W",
-    "L2_BYTES_PER_CYCLE_AT_700W",
-    "SMEM_FILL_BYTES_PER_CYCLE_AT_700W",
-    "WGMMA_READ_BYTES_PER_CYCLE_AT_700W",
+    *POWER,
     "DRAM_BYTES_PER_CYCLE_AT_700W",
     "STREAM_K_ENERGY_OVERHEAD",
 )
 """Names of the fitted constants in tuning/model.py."""
 SLOWER = 0.15
 """A config that is slower than the fastest by this, in logarithms, has weight 1/e. Chosen; not measured."""
-CONSTANT_CHANGE_COST = 3e-4
-"""Penalty on the squared change of a constant's logarithm. Chosen; not measured."""
+CONSTANT_CHANGE_COST, POWER_CHANGE_COST = 3e-4, 1e-5
+"""Penalties on the squared change of a constant's logarithm: of all constants, and of POWER alone. Chosen."""
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 """Dtypes of the operands of surveys; bf16 for surveys that are named by a layout."""
 LONG = 2
 """Weight of a sweep's shape. Chosen; not measured."""
+LONG_PAIRS = 2
+"""Weight of a GEMM of power.py, whose kernels are today's, relative to a sweep's. Chosen of 2, 6 and 20."""
 HELD_OUT = 5
 """Every HELD_OUT-th shape is held out."""
 
@@ -86,7 +97,7 @@ class Contest:
     @property
     def power_limited(self) -> bool:
         """Return whether the GEMM is power-limited."""
-        return 2 * self.problem.m * self.problem.n * self.problem.k >= POWER_LIMITED
+        return self.problem.flops > self.gpu.short_flops
 
     def estimates(self) -> np.ndarray[Any, Any]:
         """Return the logarithms of the model's times."""
@@ -131,6 +142,16 @@ def pairs(name: str) -> list[Contest]:
     return results
 
 
+def long_pairs(name: str) -> list[Contest]:
+    """Return contests of two configs in long blocks (power.py)."""
+    file, results = load(name), []
+    for row in file["rows"]:
+        timed = [(Config.parse(x), us["long"]) for x, us in row["us"].items() if x not in ("torch", "cublaslt")]
+        if len(timed) > 1:
+            results.append(contest(row["layout"], (row["m"], row["n"], row["k"]), timed, gpu_of(file)))
+    return results
+
+
 def gpu_of(file: dict[str, Any]) -> Gpu:
     """Return the GPU on which a file's times were measured."""
     gpu = find_gpu(str(file["machine"]))
@@ -166,15 +187,17 @@ def finalists(name: str) -> list[Contest]:
     return [c for c in results if c.power_limited or of_layouts]
 
 
-def fit(contests: list[Contest], rounds: int = 12) -> None:
-    """Move the model's constants to the minimum of the errors."""
-    start = np.log([getattr(model, name) for name in FITTED])
+def fit(
+    contests: list[Contest], names: Sequence[str] = FITTED, change_cost: float = CONSTANT_CHANGE_COST, rounds: int = 12
+) -> None:  # fmt: skip
+    """Move the model's constants of these names to the minimum of the errors."""
+    start = np.log([getattr(model, name) for name in names])
 
     def residuals(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        for name, value in zip(FITTED, np.exp(x), strict=True):
+        for name, value in zip(names, np.exp(x), strict=True):
             setattr(model, name, float(value))
         errors = np.concatenate([c.errors() for c in contests]) / len(contests) ** 0.5
-        return np.concatenate([errors, CONSTANT_CHANGE_COST**0.5 * (x - start)])
+        return np.concatenate([errors, change_cost**0.5 * (x - start)])
 
     x, damping = start, 1e-3
     now = residuals(x)
@@ -190,6 +213,16 @@ def fit(contests: list[Contest], rounds: int = 12) -> None:
             damping *= 10
         print(f"error {(now @ now) ** 0.5:.4f}", flush=True)
     residuals(x)
+
+
+def fit_power(contests: list[Contest]) -> None:
+    """Fit the constants of the power limit, and scale them and DRAM's so that times are right in the mean."""
+    for _ in range(3):
+        fit(contests, POWER, POWER_CHANGE_COST)
+        ratio = np.mean([np.mean(c.estimates() - c.log_us) for c in contests]) - np.log(SM_CLOCK_MHZ)
+        for name in (*POWER, "DRAM_BYTES_PER_CYCLE_AT_700W"):
+            setattr(model, name, getattr(model, name) * float(np.exp(2 * ratio)))
+        print(f"estimated over measured time {np.exp(ratio):.3f}", flush=True)
 
 
 def balanced(contests: list[Contest]) -> list[Contest]:
@@ -212,6 +245,7 @@ def main() -> None:
     parser.add_argument("surveys", nargs="+", help="names of results of survey.py")
     parser.add_argument("--sweep", nargs="+", default=[], help="names of results of sweep.py")
     parser.add_argument("--pairs", nargs="+", default=[], help="names of results of public_models.py")
+    parser.add_argument("--power", nargs="+", default=[], help="names of results of power.py: fit only the power limit")
     arguments = parser.parse_args()
     all_contests = [c for name in arguments.surveys for c in contests(name)]
     short = balanced([c for c in all_contests if not c.power_limited])
@@ -219,7 +253,11 @@ def main() -> None:
     two = [c for name in arguments.pairs for c in pairs(name)]
     validation = all_contests[::HELD_OUT]
     print(f"regret, held out: before   {regrets(validation)}")
-    fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long + two)
+    if arguments.power:
+        pairs_in_long_blocks = [c for name in arguments.power for c in long_pairs(name)]
+        fit_power([c for c in long if c.power_limited] + LONG_PAIRS * pairs_in_long_blocks)
+    else:
+        fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long + two)
     print(f"regret, held out: after    {regrets(validation)}")
     for name in FITTED:
         print(f"{name} = {getattr(model, name):.4g}")

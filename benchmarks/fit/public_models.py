@@ -28,7 +28,7 @@ from gemmsmith.core.dtypes import BF16
 from gemmsmith.host.autotune import ROUNDS, winner
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.choice import candidates
-from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.choose import choose, sustained_us
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.search import compile_all, measure, random_sets
 from gemmsmith.tuning.tuned_table import builtin_rows
@@ -66,10 +66,11 @@ def compile_kernels(some: list[Job]) -> None:
 def measured(job: Job) -> Row:
     """Return a job's row."""
     request, configs = contenders(job)
+    binding = bind(request)
     make_sets = partial(random_sets, request.a, request.b, BF16)
     with kernel_loader.device_guard(0):
         ranking = measure(request, configs, PlannedGemm, make_sets, ROUNDS, kept=configs[0])
-    best, untuned_us = winner(ranking, configs[0])
+    best, untuned_us = winner(ranking, configs[0], partial(sustained_us, binding.problem, binding.spec))
     sizes = dict(zip("mnk", job, strict=True))
     return {**sizes, "config": str(best.config), "us": round(best.us, 2), "untuned": str(configs[0]),
             "untuned_us": round(untuned_us, 2)}  # fmt: skip

@@ -129,7 +129,7 @@ def test_kinds_and_epilogues_are_measured_separately(gpu: Gpu, rng: np.random.Ge
 
 def test_bits_are_kept_on_demand(gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the argument, and in torch's deterministic mode."""
-    a, b = operands(rng, 64, 256, 8192)
+    a, b = operands(rng, 64, 512, 4096)
     torch = type("torch", (), {"are_deterministic_algorithms_enabled": staticmethod(lambda: True)})
     for options, modules in (({"keep_bits": True}, {}), ({}, {"torch": torch})):
         with monkeypatch.context() as patch, gemmsmith.autotune(**options):
@@ -237,7 +237,12 @@ def test_times_of_earlier_rounds_do_not_count() -> None:
     """The chip is throttled only later, so they are too short; and the fastest must be faster by 1 %."""
     untuned, other, dropped = (Config(tile=(128, n, 64)) for n in (64, 128, 256))
     measured = [Measured(other, 10.0), Measured(untuned, 10.05), Measured(dropped, 9.0)]
-    assert module.winner(measured, untuned) == (Measured(untuned, 10.05), 10.05)
+
+    def winner(untuned: Config, energy: dict[Config, float]) -> Any:
+        return module.winner(measured, untuned, lambda config, us: us * energy.get(config, 1.0))
+
+    assert winner(untuned, {}) == (Measured(untuned, 10.05), 10.05)
     measured[1] = Measured(untuned, 10.2)
-    assert module.winner(measured, untuned) == (Measured(other, 10.0), 10.2)
-    assert module.winner(measured, Config(tile=(64, 64, 64))) == (Measured(other, 10.0), 10.0)
+    assert winner(untuned, {}) == (Measured(other, 10.0), 10.2)
+    assert winner(untuned, {other: 1.02}) == (Measured(untuned, 10.2), 10.2)
+    assert winner(Config(tile=(64, 64, 64)), {}) == (Measured(other, 10.0), 10.0)

@@ -120,10 +120,26 @@ def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -
 
 
 def test_the_longest_counts_and_no_other_is_free() -> None:
-    e = of(TILE, 4096, 4096, 4096)
+    e = of(TILE, 2048, 4096, 4096)
     longest = max(e.work_cycles, e.memory_cycles, e.power_limited_cycles)
     assert longest < e.cycles - e.split_reduction - e.launch_and_fill < 3 ** (1 / 4) * longest
     assert e.work_cycles == e.k_tiles_per_cta * e.k_tile_cycles + e.exposed_stores
+
+
+@pytest.mark.parametrize("m", [8192, 40000])
+def test_power_limits_the_clock_of_large_products(m: int) -> None:
+    """Their time is the geometric mean of the work's and the energy's: fewer copies for as much work are faster."""
+    wide, narrow = of(TILE, m, 8192, 8192), of(TILE.replace(tile=(128, 128, 64)), m, 8192, 8192)
+    for e in (wide, narrow):
+        expected = (e.work_cycles * e.power_limited_cycles) ** 0.5
+        assert e.wave_cycles == pytest.approx(expected, rel=0.01)
+    assert narrow.wave_cycles / wide.wave_cycles > narrow.work_cycles / wide.work_cycles
+
+
+def test_the_clock_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "FLOPS_PER_CYCLE_AT_700W", 1e9)
+    e = of(TILE.replace(cluster=(2, 2)), 8192, 8192, 8192)
+    assert e.wave_cycles == pytest.approx(e.work_cycles * 1600 / 1980, rel=0.01)
 
 
 def test_a_kernels_start_grows_with_stages_and_peers_in_a_cluster() -> None:

@@ -154,7 +154,7 @@ def test_the_configs_to_measure_are_the_models_first(gpu: Gpu) -> None:
     ("shape", "epilogue"),
     [
         ((178, 6144, 16384), None), ((64, 4096, 4096), None), ((128, 1280, 3416), None), ((8192, 8192, 8192), None),
-        ((512, 1024, 4096), lambda acc: {"y": acc, "s": acc.sum(0)}), ((1024, 1024, 2048), lambda acc: acc.sum(1)),
+        ((512, 2048, 4096), lambda acc: {"y": acc, "s": acc.sum(0)}), ((1024, 1024, 2048), lambda acc: acc.sum(1)),
     ],
 )  # fmt: skip
 def test_configs_that_keep_the_bits_add_in_one_order(shape: tuple[int, int, int], epilogue: Any) -> None:

@@ -31,6 +31,7 @@ from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.choice import candidates, choose_config
+from gemmsmith.tuning.choose import sustained_us
 from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.measured_configs import Entry, Key, key_of
 from gemmsmith.tuning.search import L2_BYTES, Measured, measure
@@ -206,7 +207,7 @@ def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream:
     if not measured:
         _UNTUNABLE.add(key)
         return
-    best, untuned_us = winner(measured, configs[0])
+    best, untuned_us = winner(measured, configs[0], partial(sustained_us, binding.problem, binding.spec))
     entry = Entry(key, binding.problem.m, best.config, best.us, driver.device_attributes(device).name)
     measured_configs.save([entry], device)
     block.tuned.append(Tuned(f"{binding.problem}", entry, untuned_us, time.perf_counter() - began))
@@ -214,15 +215,17 @@ def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream:
                  len(measured), block.tuned[-1].seconds)  # fmt: skip
 
 
-def winner(measured: Sequence[Measured], untuned: Config) -> tuple[Measured, float]:
+def winner(
+    measured: Sequence[Measured], untuned: Config, sustained: Callable[[Config, float], float]
+) -> tuple[Measured, float]:  # fmt: skip
     """Return the config to use of those that were measured, fastest first, and the microseconds of the untuned one.
 
     Only times of the last round count, of which the first is the least: before it, the chip is not yet throttled. An
-    untuned config that did not run counts as equally fast.
+    untuned config that did not run counts as equally fast. `sustained`: as in `successive_halving`.
     """
     fastest = measured[0]
     chosen = next((x for x in measured if x.config == untuned), fastest)
-    return fastest if chosen.us > MIN_GAIN * fastest.us else chosen, chosen.us
+    return fastest if sustained(*chosen) > MIN_GAIN * sustained(*fastest) else chosen, chosen.us
 
 
 def _copies(request: Request, binding: Binding, stream: int, used_on: int) -> Sequence[Mapping[str, Any]]:

@@ -7,6 +7,9 @@ from functools import lru_cache
 
 NUM_SMS = 132
 """SMs of the GPUs that were measured, an H100 SXM and an H200 (datasheets)."""
+SHORT_FLOPS = 1e11
+"""FLOPs beyond which pingpong is faster in blocks of 8 ms between others, which share one clock, and slower in blocks
+of a second and among other kernels (power-h200, power-shares-h200). Chosen."""
 MAX_BANDWIDTH_ERROR = 0.06
 """Relative difference of the bandwidth that the driver reports from a datasheet's up to which a GPU is the measured one
 of its name: a GH200 is named like an H200. Chosen."""
@@ -23,7 +26,8 @@ class Gpu:
         l2_bytes: Bytes of operands that the L2 holds: less than its size, since it keeps twice what SMs of both
             partitions read.
         exposed_epilogue_cycles: Further cycles of an epilogue of several consumer warpgroups during which no other tile
-            is multiplied.
+            is multiplied, in a single wave or a GEMM of up to `short_flops`.
+        short_flops: FLOPs up to which a GEMM is not taken as power-limited.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Gpu:
     dram_bytes_per_cycle: float
     l2_bytes: int
     exposed_epilogue_cycles: int
+    short_flops: float = SHORT_FLOPS
     sms: int = NUM_SMS
 
 
@@ -70,8 +75,8 @@ def gpu_at(device: int) -> Gpu:
 def derived_gpu(name: str, dram_bytes_per_s: float, sms: int) -> Gpu:
     """Return a measured GPU, or the one with the nearest DRAM bandwidth, scaled to this bandwidth and number of SMs.
 
-    What no driver reports is that GPU's: the power limit, the rate of the tensor cores and the clock. If the driver
-    reports no bandwidth (0), its name decides. The SMs of a MIG instance are its own.
+    What no driver reports is that GPU's: the power limit of an SM, the rate of the tensor cores, the clock. Without a
+    bandwidth (0) its name decides. The SMs of a MIG instance are its own.
     """
     nearest = nearest_gpu(dram_bytes_per_s) if dram_bytes_per_s else find_gpu(name) or H200
     ratio = dram_bytes_per_s / nearest.dram_bytes_per_s or 1.0

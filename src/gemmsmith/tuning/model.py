@@ -6,7 +6,7 @@ limit. A cycle is 1/1600 us.
 
 "Fitted by fit.py" means: by benchmarks/fit/fit.py to survey-h200 (A row-major, B column-major), survey-??-h100
 (all layouts), public-models-h200 and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200 and
-sweep-layouts-h100, all in benchmarks/results.
+sweep-layouts-h100; the power limit to power-h200 and these sweeps. All are in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import Array, ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem
-from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.gpus import H200, NUM_SMS, Gpu
 from gemmsmith.tuning.packing_cost import loads_a_fragments
 
 EPILOGUE_CYCLES_PER_INSTRUCTION = 1.0
@@ -136,9 +136,14 @@ SINGLE_STORE_CYCLES = 230
 PARTIAL_LINE_OVERHEAD = 0.25
 """Relative slowdown of a row's stores by each L2 line that the tile shares with its neighbor. Chosen of four values by
 45 GEMMs whose choice changes: 11 % faster for K below 128, 6 % up to 512, 1 % beyond (model-pairs-h200)."""
-SHORT_FLOPS = 10**11
-"""FLOPs up to which a GEMM of several waves has `Gpu.exposed_epilogue_cycles`. Beyond, power limits it: pingpong was
-faster in blocks of 8 ms between others (model-pairs-h200), and slower in blocks of a second (sweeps). Chosen."""
+MAX_FUNCTION_SHARE = 0.1
+"""Cycles of an epilogue's functions, relative to the tensor cores', up to which a GEMM can be power-limited. Chosen:
+heavier ones were not measured in long blocks."""
+UNLIMITED_ENERGY = 0.5
+"""Fraction of its energy that counts if a GEMM is not power-limited. Chosen of eight values by the regret on surveys
+and tries."""
+MIN_SLOWDOWN = 1600 / 1980
+"""Time of an SM cycle at the highest clock, 1980 MHz, relative to 1/1600 us."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
@@ -187,16 +192,17 @@ MMA_PROMOTION_NORM_EXPONENT = 2.27
 survey-fp8-h200."""
 PROMOTION_ENERGY_FACTOR = 1.73
 """Energy of a promoted FLOP relative to one that is not. Fitted to survey-fp8-h200."""
-FLOPS_PER_CYCLE_AT_700W = 712_000
+FLOPS_PER_CYCLE_AT_700W = 538_600
 """FLOPs per cycle of the chip that alone would draw 700 W. Fitted by fit.py."""
-L2_BYTES_PER_CYCLE_AT_700W = 50_400
+L2_BYTES_PER_CYCLE_AT_700W = 39_840
 """Bytes read from the L2 per cycle that alone would draw 700 W. Fitted by fit.py."""
-SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 124_000
+SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 22_250
 """Bytes written to shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
-WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 409_000
+WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 196_000
 """Bytes that wgmma reads from shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
-DRAM_BYTES_PER_CYCLE_AT_700W = 12_400
-"""Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py."""
+DRAM_BYTES_PER_CYCLE_AT_700W = 6_874
+"""Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py, as the four constants before it, with
+--power."""
 STREAM_K_ENERGY_OVERHEAD = 0.0858
 """Relative additional energy of stream-K with several waves, which then cannot have `sync_clusters`. Fitted by fit.py;
 without it the model chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
@@ -212,6 +218,12 @@ def covers_config(config: Config) -> bool:
     return get_chip(config.chip).has_wgmma and get_design(config.design).mma_op is WGMMA
 
 
+def is_power_limited(problem: Problem, cost: EpilogueCost, gpu: Gpu = H200) -> bool:
+    """Return whether a GEMM of 16-bit operands runs at the clock that its own power allows."""
+    share = cost.cycles / THREADS_PER_WARPGROUP * FLOPS_PER_CYCLE / (2 * max(problem.k, 1))
+    return problem.flops > gpu.short_flops and share <= MAX_FUNCTION_SHARE
+
+
 class Estimate(NamedTuple):
     """What the model estimates for each config, in SM cycles except `k_tiles_per_cta` and `dram_bytes`.
 
@@ -222,7 +234,7 @@ class Estimate(NamedTuple):
         work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
         dram_bytes: Bytes of the operands and results, each moved once.
         memory_cycles: Cycles that DRAM takes for these bytes, and for those that are read again.
-        power_limited_cycles: Cycles that all energy takes at the power limit.
+        power_limited_cycles: Cycles that all energy takes at the power limit, as far as it counts (UNLIMITED_ENERGY).
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.
     """
@@ -260,7 +272,7 @@ def estimate(
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     store, functions = _epilogue_cycles(problem, table, cost)
-    is_short = 2 * problem.batch * problem.m * problem.n * problem.k <= SHORT_FLOPS
+    is_short = problem.flops <= gpu.short_flops
     is_exposed = (tiles <= table.max_active_clusters) | (is_short & ~table.tile_per_warpgroup)
     store = store + gpu.exposed_epilogue_cycles * (is_exposed & (table.consumers > 1))
     full, last, split_reduction = _schedule_waves(table, tiles, k_tiles, tile.cycles, store, functions)
@@ -277,15 +289,25 @@ def estimate(
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
     overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
     energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + overhead)
-    power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
+    power = (energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W) * NUM_SMS / gpu.sms  # the limit of fewer SMs is lower
+    limited = is_power_limited(problem, cost, gpu)
+    power = power if limited else UNLIMITED_ENERGY * power
 
-    def cycles_of(waves: _Waves) -> Array:
-        """Return the cycles of waves: the bounds by work, memory and power, combined by a norm (a smooth maximum)."""
-        work = waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores
+    def cycles_of(waves: _Waves, slowdown: Array | float = 1.0) -> Array:
+        """Return the cycles of waves: the bounds by work, memory and power, combined by a norm (a smooth maximum).
+
+        `slowdown`: time of an SM cycle, by which power limits work; otherwise it is one of the bounds.
+        """
+        work = (waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores) * slowdown
         idle = 1 - waves.clusters * table.cluster_size / gpu.sms
         reads, p = memory * waves.fraction * (1 + IDLE_SM_OVERHEAD * idle), BOUND_NORM_EXPONENT
-        return np.asarray((work**p + reads**p + (power * waves.fraction) ** p) ** (1 / p))
+        energy = 0.0 if limited else power * waves.fraction
+        return np.asarray((work**p + reads**p + energy**p) ** (1 / p))
 
+    wave_cycles = cycles_of(full) + cycles_of(last)
+    if limited:
+        sm_slowdown = _sm_slowdown(power, wave_cycles)
+        wave_cycles = cycles_of(full, sm_slowdown) + cycles_of(last, sm_slowdown)
     k_tiles_per_cta = full.k_tiles_per_cta + last.k_tiles_per_cta
     exposed_stores = full.exposed_stores + last.exposed_stores
     work = k_tiles_per_cta * tile.cycles + exposed_stores
@@ -293,8 +315,17 @@ def estimate(
     launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
         tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, nbytes, memory, power,
-        cycles_of(full) + cycles_of(last), split_reduction, launch_and_fill,
+        wave_cycles, split_reduction, launch_and_fill,
     )  # fmt: skip
+
+
+def _sm_slowdown(power: Array, cycles: Array) -> Array:
+    """Return the time of an SM cycle, in 1/1600 us, at the clock that leaves a GEMM of so many cycles below 700 W.
+
+    `power`: cycles that its energy takes at 700 W and 1600 MHz. The energy of an operation falls with the square of the
+    voltage, about as the clock does, so the time is the geometric mean of these cycles and of the GEMM's.
+    """
+    return np.maximum(np.sqrt(power / cycles), MIN_SLOWDOWN)
 
 
 class _KTileCost(NamedTuple):

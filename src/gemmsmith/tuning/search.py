@@ -29,13 +29,16 @@ from gemmsmith.core.dtypes import INT8, DType
 from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.tuning.choice import candidates, choose_config
+from gemmsmith.tuning.choose import sustained_us
 from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.measured_configs import Entry, key_of, save
 
 _LOGGER = logging.getLogger("gemmsmith")
-HALVING_ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, 1_050_000.0))
-"""(Configs, microseconds per config) of each round of successive halving; chosen. The last duration is one period of an
-H200's clock, which oscillates by 5 to 8 % at the power limit (benchmarks/speed/dense.py)."""
+CLOCK_PERIOD_US = 1_050_000.0
+"""Microseconds of a period of an H200's clock, which oscillates by 5 to 8 % at the power limit
+(benchmarks/speed/dense.py)."""
+HALVING_ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, CLOCK_PERIOD_US))
+"""(Configs, microseconds per config) of each round of successive halving; chosen."""
 MIN_WARMUP_FLOPS = 5e9
 """FLOPs from which a warm-up of the same duration precedes the measurement, since the chip reaches the clock of its
 power limit only after a while; chosen, not measured."""
@@ -67,6 +70,7 @@ def successive_halving(
     rounds: Iterable[tuple[int, float]] = HALVING_ROUNDS,
     on_progress: Callable[[], None] = lambda: None,
     kept: Config | None = None,
+    sustained: Callable[[Config, float], float] = lambda config, us: us,
 ) -> list[Measured]:
     """Measure configs in rounds, of which each keeps the fastest ones and times them longer.
 
@@ -76,15 +80,16 @@ def successive_halving(
 
     `measure(config, us)` times calls for about `us` microseconds and returns the microseconds per call; a config for
     which it raises is left out. `rounds`: as HALVING_ROUNDS. `on_progress` is called after every measurement. `kept`
-    reaches the last round, however slow it is.
+    reaches the last round, however slow it is. `sustained(config, us)`: the time that counts, given that of blocks
+    shorter than CLOCK_PERIOD_US.
     """
     remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
-    for count, same in groupby(rounds, key=lambda x: x[0]):
+    for (count, microseconds), same in groupby(rounds):
         kept_ones = [c for c in remaining[count:] if c == kept]
         ranking = [c for c in remaining[count:] if c != kept] + ranking
         remaining = remaining[:count] + kept_ones
         samples: dict[Config, list[float]] = {config: [] for config in remaining}
-        for i, (_, microseconds) in enumerate(same):
+        for i, _ in enumerate(same):
             for config in remaining[:: -1 if i % 2 else 1]:
                 try:
                     samples[config].append(measure(config, microseconds))
@@ -94,7 +99,9 @@ def successive_halving(
                 on_progress()
             remaining = [config for config in remaining if config in samples]
         times |= {config: statistics.median(us) for config, us in samples.items()}
-        remaining.sort(key=times.__getitem__)
+        is_short = microseconds < CLOCK_PERIOD_US
+        counting = {config: sustained(config, times[config]) if is_short else times[config] for config in remaining}
+        remaining.sort(key=counting.__getitem__)
     return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
@@ -187,9 +194,13 @@ def measure(
     compile_all(
         ((p.kernel.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
     )
-    bench = _Bench(make_sets, plans, bind(request).problem.flops)
+    binding = bind(request)
+    bench, sustained = (
+        _Bench(make_sets, plans, binding.problem.flops),
+        partial(sustained_us, binding.problem, binding.spec),
+    )
     try:
-        return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
+        return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept, sustained)
     finally:
         bench.stream.synchronize()  # before the sets are freed: a config that failed may still run
 
