@@ -23,18 +23,15 @@ import torch
 import gemmsmith
 from benchmarks import portions
 from benchmarks.rows import Row
-from benchmarks.speed.autotuned import Job, jobs, medians
+from benchmarks.speed.autotuned import BLOCK_US, BLOCKS, Job, jobs, long_blocks, medians
 from benchmarks.suite import specs
-from benchmarks.timing import captured, options, rotated, save, shuffled
+from benchmarks.timing import captured, options, rotated, save
 from gemmsmith import Config
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.gpus import SHORT_FLOPS
 
-SHORT_BLOCKS, SHORT_BLOCK_US = 12, 8_000
-LONG_BLOCKS, LONG_BLOCK_SECONDS = 2, 0.85
-"""Chosen: two long blocks differ by less than 0.5 %."""
 MOST_RANKED = 200
 COPY_BYTES_PER_US = 4.2e6
 """DRAM traffic of y += x, by which its size is chosen."""
@@ -55,15 +52,15 @@ def contenders(layout: str, m: int, n: int, k: int) -> list[Config]:
 
 
 def measured(job: Job) -> Row:
-    """Return microseconds of torch and of each config, in short and in long blocks, and the SMs' MHz after these."""
+    """Return microseconds of torch and of each config, in short and in long blocks."""
     layout, m, n, k = job
     sets = rotated(m, n, k, torch.bfloat16, layout, least=2)
     a, b, d = sets[0]
     calls: dict[str, Any] = {"torch": lambda a, b, d: torch.mm(a, b, out=d)}
     calls |= {str(c): gemmsmith.plan(a, b, out=d, config=c).run for c in contenders(*job)}
     graphs = {name: captured(call, sets) for name, call in calls.items()}
-    short = {name: us / len(sets) for name, us in medians(graphs, SHORT_BLOCKS, SHORT_BLOCK_US).items()}
-    long, _ = shuffled(graphs, len(sets), LONG_BLOCK_SECONDS, LONG_BLOCKS)
+    short = {name: us / len(sets) for name, us in medians(graphs, BLOCKS, BLOCK_US).items()}
+    long = long_blocks(graphs, len(sets))
     us = {name: {"short": short[name], "long": statistics.mean(long[name])} for name in graphs}
     return {"layout": layout, "m": m, "n": n, "k": k, "us": us}
 
@@ -86,8 +83,7 @@ def among_others(job: Job, shares: list[float]) -> list[Row]:
         x, y = most[:, : int(other_us * COPY_BYTES_PER_US / 3 / most.itemsize)]
         graphs = {name: captured(partial(both, plan, x, y), sets) for name, plan in plans.items()}
         graphs["other"] = captured(lambda *_, x=x, y=y: y.add_(x), sets)
-        times, _ = shuffled(graphs, len(sets), LONG_BLOCK_SECONDS, LONG_BLOCKS)
-        us = {name: statistics.mean(t) for name, t in times.items()}
+        us = {name: statistics.mean(t) for name, t in long_blocks(graphs, len(sets)).items()}
         rows.append({"layout": layout, "m": m, "n": n, "k": k, "share": share, "us": us})
     return rows
 
