@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.torch.api import gemm
+from gemmsmith.torch.define_op import decompositions
 from gemmsmith.torch.grouped import grouped_gemm
 from gemmsmith.torch.loss import FusedLinearCrossEntropy
 from gemmsmith.torch.mlp.gemm_then_linear import gemm_then_linear
@@ -11,7 +12,6 @@ from gemmsmith.torch.mlp.layers import FusedLinear, FusedMLP
 from gemmsmith.torch.moe.layer import FusedMoE
 from gemmsmith.torch.moe.transformers import register_experts
 from gemmsmith.torch.operators import export_operators
-from gemmsmith.torch.ops import decompositions
 from gemmsmith.torch.tune import autotune, warmup
 
 if TYPE_CHECKING:

@@ -36,20 +36,10 @@ from gemmsmith.torch.backward_plan import (
     result_names,
     tensor_names,
 )
+from gemmsmith.torch.define_op import LIBRARY, below_autograd, record_gradients
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import PLAIN_GEMM
-from gemmsmith.torch.ops import (
-    LIBRARY,
-    OPERATORS,
-    SLICES,
-    as_tuple,
-    below_autograd,
-    call_op,
-    matmul_shape,
-    multiply_slices,
-    record_gradients,
-    run_or_dispatch,
-)
+from gemmsmith.torch.ops import OPERATORS, SLICES, as_tuple, call_op, matmul_shape, multiply_slices, run_or_dispatch
 
 
 def differentiable_gemm(

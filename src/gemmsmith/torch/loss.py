@@ -24,8 +24,9 @@ from gemmsmith.torch.autograd_state import (
     operators_record_gradients,
 )
 from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.define_op import define_op
 from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize, graph_dtype, serialize
-from gemmsmith.torch.ops import as_request, call_op, define_op, result_dtype
+from gemmsmith.torch.ops import as_request, call_op, result_dtype
 from gemmsmith.torch.plain_tensors import runs_kernels, sees_operators
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

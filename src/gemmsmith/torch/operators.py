@@ -19,16 +19,9 @@ from gemmsmith.host.export.header import in_c
 from gemmsmith.host.export.signature import Array, Signature
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
+from gemmsmith.torch.define_op import DECOMPOSITIONS, below_autograd
 from gemmsmith.torch.graph_serialization import deserialize
-from gemmsmith.torch.ops import (
-    DECOMPOSITIONS,
-    OPERATORS,
-    as_request,
-    below_autograd,
-    decompose,
-    fp32_precision,
-    result_dtype,
-)
+from gemmsmith.torch.ops import OPERATORS, as_request, decompose, fp32_precision, result_dtype
 
 
 def export_operators(programs: Sequence[Any], folder: str | Path, rows: Sequence[int] = ()) -> list[Any]:

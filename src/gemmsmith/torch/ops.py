@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
@@ -42,7 +41,7 @@ from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
-from gemmsmith.torch.autograd_state import records_now
+from gemmsmith.torch.define_op import LIBRARY, below_autograd, define_op
 from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
@@ -386,99 +385,6 @@ def _count_flops(a: Any, b: Any, b2: Any = None, offsets: Any = None, *_: Any, *
     """Return the FLOPs of a call of gemm_{o}, from the shapes of its tensors; with groups, as if all rows had one."""
     batch = max((shape[0] for shape in (a, b) if len(shape) == 3), default=1) if offsets is None else 1
     return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1]) * (1 if b2 is None else 2)
-
-
-LIBRARY = torch.library.Library("gemmsmith", "DEF")
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
-"""Functions that compute operators by PyTorch's operations and other operators."""
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return the functions that turn gemmsmith's operators in an exported program into PyTorch's own operations.
-
-    With `program.run_decompositions(gemmsmith.torch.decompositions())` a program of torch.export runs where gemmsmith
-    is not, as in C++ by AOTInductor, on any device. Matrices are multiplied as torch.matmul does, epilogues computed in
-    fp32 (float64 of float64). The host reads the sizes of groups that are not in bf16.
-
-    Returns:
-        The functions by operator. One raises ArgumentError if the operator cannot be decomposed: multiplication in
-        FP8, gradients of experts. One raises DeviceError if an epilogue has an operation that PyTorch has not, such as
-        `quantize`.
-    """
-    return dict(DECOMPOSITIONS)
-
-
-def define_op(
-    schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops: Any = lambda *_, **__: 0, by_torch: Any = None
-) -> Any:
-    """Define an operator of torch, and return its overload.
-
-    Args:
-        schema: its name, arguments and results.
-        fake: returns empty tensors of the results' shapes and dtypes, from fake tensors.
-        kernel: computes the results.
-        cuda: computes them on a GPU; by default `kernel`.
-        count_flops: returns the FLOPs of a call, from the shapes of its tensors.
-        by_torch: computes them from fake tensors, too, by PyTorch's operations and other operators; None: nothing can.
-    """
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ArgumentError(f"program: got gemmsmith::{name}, which cannot be decomposed into PyTorch's operations")
-
-    # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
-    name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    op = getattr(torch.ops.gemmsmith, name).default
-    LIBRARY.impl(name, _on_one_device(op, kernel), "CPU")
-    LIBRARY.impl(name, _on_one_device(op, cuda or kernel), "CUDA")
-    torch.library.register_fake(f"gemmsmith::{name}", _on_one_device(op, fake), lib=LIBRARY)
-    register_flop_formula(op.overloadpacket)(count_flops)
-    DECOMPOSITIONS[op] = by_torch or refuse
-    return op
-
-
-def record_gradients(op: Any, record: Callable[..., Any]) -> None:
-    """Let an operator's Autograd kernel call `record`, with the operator's arguments, if gradients are recorded.
-
-    `record` returns the operator's results, and records their gradients. Exported programs, which contain the operator,
-    need it.
-    """
-
-    def kernel(*arguments: Any) -> Any:
-        if records_now(*[x for x in arguments if isinstance(x, torch.Tensor)]):
-            return record(*arguments)
-        return below_autograd(op, *arguments)
-
-    LIBRARY.impl(op.overloadpacket.__name__, kernel, "Autograd")
-
-
-def below_autograd(op: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator without its Autograd kernel, so that the dispatcher finds the kernel for the device."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
-
-
-def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of an operator with a check before it: ArgumentError for tensors on several devices.
-
-    The dispatcher does not refuse these: it calls the kernel for CUDA rather than that for the CPU, and the one for
-    meta, which returns empty tensors, rather than both.
-    """
-    names = [argument.name for argument in op._schema.arguments]
-
-    def run(*arguments: Any) -> Any:
-        """Check that all tensors, also those in lists, are on the first one's device, and call the kernel."""
-        first = None
-        for name, argument in zip(names, arguments, strict=False):
-            for x in argument if isinstance(argument, list) else (argument,):
-                if isinstance(x, torch.Tensor):
-                    first = first or (name, x.device)
-                    if x.device != first[1]:
-                        raise ArgumentError(
-                            f"{name}: got a tensor on {x.device} with {first[0]} on {first[1]}; use one device"
-                        )
-        return kernel(*arguments)
-
-    return run
 
 
 def _define_gemm(results: int) -> Any:

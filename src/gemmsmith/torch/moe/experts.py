@@ -19,6 +19,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, operators_record_gradients
+from gemmsmith.torch.define_op import define_op
 from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.mlp.gated_epilogues import BIASES, Gate, check_activation, epilogue_of, gate_and_up, width
@@ -32,7 +33,7 @@ from gemmsmith.torch.moe.slots import (
     with_gradients,
 )
 from gemmsmith.torch.moe.training import FORWARD, ExpertsFunction, rows_of_experts
-from gemmsmith.torch.ops import by_rows, define_op, read_together
+from gemmsmith.torch.ops import by_rows, read_together
 
 DTYPES_IN_FP8 = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes of x and of weights that are quantized before they are multiplied in FP8."""

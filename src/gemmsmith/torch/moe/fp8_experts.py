@@ -19,10 +19,11 @@ from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
+from gemmsmith.torch.define_op import define_op
 from gemmsmith.torch.mlp.gated_epilogues import check_activation, gate_and_up, gated, width
 from gemmsmith.torch.moe.experts import sum_down
 from gemmsmith.torch.moe.slots import SortedSlots, check_hidden, checked_shape, sort_slots
-from gemmsmith.torch.ops import can_read_together, define_op
+from gemmsmith.torch.ops import can_read_together
 
 SCALE_SUFFIX = "_scale_inv"
 """The name of a weight's scales is the weight's followed by this, in transformers and in DeepSeek-V3's checkpoints."""

@@ -26,7 +26,7 @@ from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, SIGMOID_EPSILON, RouteSpe
 from gemmsmith.moe.slot_sum import MAX_ROWS
 from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, MAX_SLOTS
 from gemmsmith.torch import fallback
-from gemmsmith.torch.ops import below_autograd, define_op, record_gradients
+from gemmsmith.torch.define_op import below_autograd, define_op, record_gradients
 from gemmsmith.torch.plain_tensors import sees_operators
 
 

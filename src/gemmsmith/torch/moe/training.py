@@ -29,18 +29,11 @@ from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.autograd import is_column_major, transposed, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable
+from gemmsmith.torch.define_op import define_op, record_gradients
 from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of, gate_and_up, weighted_gate_and_halves, width
 from gemmsmith.torch.moe.slots import sum_slots
-from gemmsmith.torch.ops import (
-    by_rows,
-    call_op,
-    define_op,
-    fp32_precision,
-    multiply_slices,
-    record_gradients,
-    run_by_torch,
-)
+from gemmsmith.torch.ops import by_rows, call_op, fp32_precision, multiply_slices, run_by_torch
 from gemmsmith.torch.plain_tensors import runs_kernels
 
 
