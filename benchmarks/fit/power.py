@@ -72,7 +72,7 @@ def among_others(job: Job, shares: list[float]) -> list[Row]:
     a, b, d = sets[0]
     plans = {str(c): gemmsmith.plan(a, b, out=d, config=c) for c in contenders(*job)}
     alone = medians({name: captured(plan.run, sets) for name, plan in plans.items()}, 2, 50_000)
-    most = torch.zeros(2, MOST_ELEMENTS, device="cuda", dtype=torch.bfloat16)
+    most = torch.zeros(2, MOST_ELEMENTS, device=a.device, dtype=torch.bfloat16)
 
     def both(plan: gemmsmith.Plan, x: torch.Tensor, y: torch.Tensor, *operands: torch.Tensor) -> None:
         plan.run(*operands)

@@ -17,6 +17,7 @@ from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
 
 import gemmsmith  # noqa: E402
 from benchmarks import contest, portions, refresh, timing  # noqa: E402
+from benchmarks.fit import power  # noqa: E402
 from benchmarks.ladder import speed as ladder  # noqa: E402
 from benchmarks.rows import find, load, read, write  # noqa: E402
 from benchmarks.speed import autotuned, dense, fp8, fp8_epilogues, fused, heavy, invariant, kinds, layers, quantize  # noqa: E402
@@ -348,6 +349,26 @@ def test_layers_of_no_table_are_of_three_classes() -> None:
     assert not {(n, k) for layout, _, n, k in jobs if layout == "nt"} & {
         (n, k) for n, k, operands, _ in builtin_table()._entries if operands == "16 bits"
     }
+
+
+def test_two_designs_in_short_and_in_long_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And among other kernels, for each share of their time."""
+    a, b = (torch.randn(64, 64).bfloat16() for _ in range(2))
+    for name, stub in (
+        ("rotated", lambda *_, least: [(a, b, torch.empty(64, 64).bfloat16())] * least), ("MOST_ELEMENTS", 1 << 16),
+        ("captured", lambda call, sets: [call(*s) for s in sets]),
+        ("medians", lambda graphs, *_: dict.fromkeys(graphs, 8.0)),
+        ("long_blocks", lambda graphs, calls: {x: [5.0, 7.0] for x in graphs}),
+    ):  # fmt: skip
+        monkeypatch.setattr(power, name, stub)
+    job = ("nn", 64, 64, 64)
+    configs = {str(x) for x in power.contenders(*job)}
+    assert {x.split()[0] for x in configs} == {"cooperative", "pingpong"}
+    row = power.measured(job)
+    assert row["us"] == {x: {"short": 4.0, "long": 6.0} for x in ("torch", *configs)}
+    rows = power.among_others(job, [0.25, 0.5])
+    assert [(r["share"], r["us"]) for r in rows] == [(x, dict.fromkeys({"other", *configs}, 6.0)) for x in (0.25, 0.5)]
+    assert {(x[1:]) for x in power.long_jobs()} <= {x[1:] for x in autotuned.jobs()}
 
 
 def test_stale_rows_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
