@@ -77,6 +77,9 @@ SINGLE_STORE_CYCLES = 230
 PARTIAL_LINE_OVERHEAD = 0.25
 """Relative slowdown of a row's stores by each L2 line that the tile shares with its neighbor. Chosen of four values by
 45 GEMMs whose choice changes: 11 % faster for K below 128, 6 % up to 512, 1 % beyond (model-pairs-h200)."""
+NARROW_STORE_OVERHEAD = 0.1
+"""Relative slowdown of stores by subtiles of 16 columns, whose rows have 32 bytes: of tiles with an odd multiple of 16
+columns. Chosen of four values by the errors on model-pairs-h200, survey-tn-h100 and autotuned-h200."""
 MAX_FUNCTION_SHARE = 0.1
 """Cycles of an epilogue's functions, relative to the tensor cores', up to which a GEMM can be power-limited. Chosen:
 heavier ones were not measured in long blocks."""
@@ -222,6 +225,7 @@ def estimate(
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     row = problem.d.dtype.bytes * np.where(table.swap_ab, table.tile_m, table.tile_n).astype(int)
     stored = stored * (1 + PARTIAL_LINE_OVERHEAD * (LINE_BYTES - np.gcd(row, LINE_BYTES)) / row)
+    stored = stored * (1 + NARROW_STORE_OVERHEAD * (table.tile_n % 32 == 16))
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     rereads_m, rereads_n = (np.minimum(tiles - 1, MAX_REREADS) for tiles in (tiles_n, tiles_m))
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * rereads_m + problem.n * rereads_n)
