@@ -19,7 +19,7 @@ import gemmsmith  # noqa: E402
 from benchmarks import contest, portions, refresh, timing  # noqa: E402
 from benchmarks.fit import power  # noqa: E402
 from benchmarks.ladder import speed as ladder  # noqa: E402
-from benchmarks.rows import find, load, read, write  # noqa: E402
+from benchmarks.rows import find, read, write  # noqa: E402
 from benchmarks.speed import autotuned, dense, fp8, fp8_epilogues, fused, heavy, invariant, kinds, layers, quantize  # noqa: E402
 from benchmarks.speed import epilogues as epilogues_  # noqa: E402
 from benchmarks.suite import OBLONG, SQUARES, SUITE, TRAINED, TRAINING, UNALIGNED, UNSEEN  # noqa: E402
@@ -374,8 +374,8 @@ def test_two_designs_in_short_and_in_long_blocks(monkeypatch: pytest.MonkeyPatch
 def test_stale_rows_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are removed, and the file's benchmark adds what is missing."""
     file, runs = tmp_path / "kinds-h200.json.xz", list[list[str]]()
-    rows = load("kinds-h200")["rows"]
-    write(file, {**read(find("kinds-h200")), "rows": [rows[0], {**rows[1], "config": "another"}]})
+    row = refresh.figures.current("kinds-h200")[0]
+    write(file, {**read(find("kinds-h200")), "rows": [row, {**row, "config": "another"}]})
     monkeypatch.setattr(refresh, "find", lambda name: file)
     monkeypatch.setattr(refresh, "load", lambda name: read(file))
     monkeypatch.setattr(refresh.figures, "load", lambda name: read(file))
@@ -383,7 +383,7 @@ def test_stale_rows_are_measured_again(tmp_path: Path, monkeypatch: pytest.Monke
     refresh.figures.current.cache_clear()
     refresh.measure("kinds", "h200", 100.0)
     refresh.figures.current.cache_clear()
-    assert read(file)["rows"] == rows[:1]
+    assert read(file)["rows"] == [row]
     assert runs == [
         [sys.executable, "-m", "benchmarks.speed.kinds", "--json", str(file), "--resume", "--seconds", "100"]
     ]
