@@ -142,11 +142,11 @@ def pairs(name: str) -> list[Contest]:
     return results
 
 
-def long_pairs(name: str) -> list[Contest]:
-    """Return contests of two configs in long blocks (power.py)."""
+def power_pairs(name: str, blocks: str = "long") -> list[Contest]:
+    """Return contests of two configs in long or in short blocks (power.py)."""
     file, results = load(name), []
     for row in file["rows"]:
-        timed = [(Config.parse(x), us["long"]) for x, us in row["us"].items() if x not in ("torch", "cublaslt")]
+        timed = [(Config.parse(x), us[blocks]) for x, us in row["us"].items() if x not in ("torch", "cublaslt")]
         if len(timed) > 1:
             results.append(contest(row["layout"], (row["m"], row["n"], row["k"]), timed, gpu_of(file)))
     return results
@@ -254,7 +254,7 @@ def main() -> None:
     validation = all_contests[::HELD_OUT]
     print(f"regret, held out: before   {regrets(validation)}")
     if arguments.power:
-        pairs_in_long_blocks = [c for name in arguments.power for c in long_pairs(name)]
+        pairs_in_long_blocks = [c for name in arguments.power for c in power_pairs(name)]
         fit_power([c for c in long if c.power_limited] + LONG_PAIRS * pairs_in_long_blocks)
     else:
         fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long + two)

@@ -14,7 +14,6 @@ which takes that share of the time.
 from __future__ import annotations
 
 import random
-import statistics
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,8 @@ import torch
 import gemmsmith
 from benchmarks import portions
 from benchmarks.rows import Row
-from benchmarks.speed.autotuned import BLOCK_US, BLOCKS, Job, jobs, long_blocks, medians
+from benchmarks.speed.autotuned import BLOCK_US, BLOCKS, Job, in_long_blocks, jobs, medians
+from benchmarks.speed.epilogues import COPY_BYTES_PER_US
 from benchmarks.suite import specs
 from benchmarks.timing import captured, options, rotated, save
 from gemmsmith import Config
@@ -32,10 +32,10 @@ from gemmsmith.binding.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.gpus import SHORT_FLOPS
 
-MOST_RANKED = 200
-COPY_BYTES_PER_US = 4.2e6
-"""DRAM traffic of y += x, by which its size is chosen."""
-MOST_ELEMENTS = 1 << 30
+MAX_RANKED = 200
+"""Configs among which the first of each design is looked for. Chosen."""
+MAX_ELEMENTS = 1 << 30
+"""Elements of y, at most: 2 GiB."""
 
 
 def long_jobs() -> list[Job]:
@@ -46,9 +46,9 @@ def long_jobs() -> list[Job]:
 
 
 def contenders(layout: str, m: int, n: int, k: int) -> list[Config]:
-    """Return the first config of each design, in the model's order."""
-    ranked = rank_configs(bind(Request(*specs((m, n, k), layout=layout))).problem, limit=MOST_RANKED)
-    return list({c.design: c for c in reversed(ranked)}.values())[::-1]
+    """Return the config of each design that the model expects to be the fastest."""
+    ranked = rank_configs(bind(Request(*specs((m, n, k), layout=layout))).problem, limit=MAX_RANKED)
+    return list({c.design: c for c in reversed(ranked)}.values())
 
 
 def measured(job: Job) -> Row:
@@ -60,8 +60,8 @@ def measured(job: Job) -> Row:
     calls |= {str(c): gemmsmith.plan(a, b, out=d, config=c).run for c in contenders(*job)}
     graphs = {name: captured(call, sets) for name, call in calls.items()}
     short = {name: us / len(sets) for name, us in medians(graphs, BLOCKS, BLOCK_US).items()}
-    long = long_blocks(graphs, len(sets))
-    us = {name: {"short": short[name], "long": statistics.mean(long[name])} for name in graphs}
+    long = in_long_blocks(graphs, len(sets))
+    us = {name: {"short": short[name], "long": long[name]} for name in graphs}
     return {"layout": layout, "m": m, "n": n, "k": k, "us": us}
 
 
@@ -72,7 +72,7 @@ def among_others(job: Job, shares: list[float]) -> list[Row]:
     a, b, d = sets[0]
     plans = {str(c): gemmsmith.plan(a, b, out=d, config=c) for c in contenders(*job)}
     alone = medians({name: captured(plan.run, sets) for name, plan in plans.items()}, 2, 50_000)
-    most = torch.zeros(2, MOST_ELEMENTS, device=a.device, dtype=torch.bfloat16)
+    most = torch.zeros(2, MAX_ELEMENTS, device=a.device, dtype=torch.bfloat16)
 
     def both(plan: gemmsmith.Plan, x: torch.Tensor, y: torch.Tensor, *operands: torch.Tensor) -> None:
         plan.run(*operands)
@@ -83,7 +83,7 @@ def among_others(job: Job, shares: list[float]) -> list[Row]:
         x, y = most[:, : int(other_us * COPY_BYTES_PER_US / 3 / most.itemsize)]
         graphs = {name: captured(partial(both, plan, x, y), sets) for name, plan in plans.items()}
         graphs["other"] = captured(lambda *_, x=x, y=y: y.add_(x), sets)
-        us = {name: statistics.mean(t) for name, t in long_blocks(graphs, len(sets)).items()}
+        us = in_long_blocks(graphs, len(sets))
         rows.append({"layout": layout, "m": m, "n": n, "k": k, "share": share, "us": us})
     return rows
 

@@ -21,6 +21,7 @@ from benchmarks.suite import specs
 from benchmarks.timing import options, save
 from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.binding.bind import bind
+from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.config import Config
@@ -47,17 +48,17 @@ def jobs() -> list[Job]:
     return [(m, n, k) for m in ROWS for n, k in PUBLIC_LAYERS if m <= 256 or n < MOST_N]
 
 
-def contenders(job: Job) -> tuple[Request, list[Config]]:
-    """Return a job's request, and its configs, the model's choice first."""
+def contenders(job: Job) -> tuple[Request, Binding, list[Config]]:
+    """Return a job's request, bound, and its configs, the model's choice first."""
     a, b = specs(job)
     request = Request(a, b)
     binding = bind(request)
-    return request, candidates(binding, HOPPER, H200, choose(binding.problem), CONFIGS, any_order=True)
+    return request, binding, candidates(binding, HOPPER, H200, choose(binding.problem), CONFIGS, any_order=True)
 
 
 def compile_kernels(some: list[Job]) -> None:
     """Compile the kernels of the jobs into the cubin cache."""
-    plans = (PlannedGemm(request._replace(config=c)) for request, cs in map(contenders, some) for c in cs)
+    plans = (PlannedGemm(request._replace(config=c)) for request, _, cs in map(contenders, some) for c in cs)
     kernels = {(p.kernel.source, p.kernel.name) for p in plans}
     print(f"{len(kernels)} kernels of {len(some)} GEMMs", flush=True)
     compile_all(kernels)
@@ -65,8 +66,7 @@ def compile_kernels(some: list[Job]) -> None:
 
 def measured(job: Job) -> Row:
     """Return a job's row."""
-    request, configs = contenders(job)
-    binding = bind(request)
+    request, binding, configs = contenders(job)
     make_sets = partial(random_sets, request.a, request.b, BF16)
     with kernel_loader.device_guard(0):
         ranking = measure(request, configs, PlannedGemm, make_sets, ROUNDS, kept=configs[0])

@@ -94,7 +94,7 @@ def measure(layout: str, m: int, n: int, k: int) -> Row:
         if algorithm != next(iter(first)):
             del graphs[algorithm]
     if 2 * m * n * k > SHORT_FLOPS:
-        us = {name: statistics.mean(t) for name, t in long_blocks(graphs, len(sets)).items()}
+        us = in_long_blocks(graphs, len(sets))
     else:
         us = {name: t / len(sets) for name, t in medians(graphs, BLOCKS, BLOCK_US).items()}
     fastest = min((x for x in us if not isinstance(x, str)), key=us.__getitem__, default=None)
@@ -114,9 +114,10 @@ def medians(graphs: dict[Any, torch.cuda.CUDAGraph], blocks: int, block_us: floa
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def long_blocks(graphs: dict[Any, torch.cuda.CUDAGraph], calls: int) -> dict[Any, list[float]]:
-    """Return the microseconds of a call of each graph in its long blocks, in random order."""
-    return shuffled(graphs, calls, LONG_BLOCK_SECONDS, LONG_BLOCKS)[0]
+def in_long_blocks(graphs: dict[Any, torch.cuda.CUDAGraph], calls: int) -> dict[Any, float]:
+    """Return the microseconds of a call of each graph: the mean of its long blocks, in random order."""
+    times, _ = shuffled(graphs, calls, LONG_BLOCK_SECONDS, LONG_BLOCKS)
+    return {name: statistics.mean(t) for name, t in times.items()}
 
 
 def summary(rows: Iterable[Row]) -> str:

@@ -355,10 +355,10 @@ def test_two_designs_in_short_and_in_long_blocks(monkeypatch: pytest.MonkeyPatch
     """And among other kernels, for each share of their time."""
     a, b = (torch.randn(64, 64).bfloat16() for _ in range(2))
     for name, stub in (
-        ("rotated", lambda *_, least: [(a, b, torch.empty(64, 64).bfloat16())] * least), ("MOST_ELEMENTS", 1 << 16),
+        ("rotated", lambda *_, least: [(a, b, torch.empty(64, 64).bfloat16())] * least), ("MAX_ELEMENTS", 1 << 16),
         ("captured", lambda call, sets: [call(*s) for s in sets]),
         ("medians", lambda graphs, *_: dict.fromkeys(graphs, 8.0)),
-        ("long_blocks", lambda graphs, calls: {x: [5.0, 7.0] for x in graphs}),
+        ("in_long_blocks", lambda graphs, calls: dict.fromkeys(graphs, 6.0)),
     ):  # fmt: skip
         monkeypatch.setattr(power, name, stub)
     job = ("nn", 64, 64, 64)
@@ -368,7 +368,7 @@ def test_two_designs_in_short_and_in_long_blocks(monkeypatch: pytest.MonkeyPatch
     assert row["us"] == {x: {"short": 4.0, "long": 6.0} for x in ("torch", *configs)}
     rows = power.among_others(job, [0.25, 0.5])
     assert [(r["share"], r["us"]) for r in rows] == [(x, dict.fromkeys({"other", *configs}, 6.0)) for x in (0.25, 0.5)]
-    assert {(x[1:]) for x in power.long_jobs()} <= {x[1:] for x in autotuned.jobs()}
+    assert {x[1:] for x in power.long_jobs()} <= {x[1:] for x in autotuned.jobs()}
 
 
 def test_stale_rows_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from docs import figures
 
-from benchmarks.fit.fit import contests, finalists
+from benchmarks.fit.fit import contests, finalists, power_pairs
 from benchmarks.rows import load
 from benchmarks.suite import specs
 from gemmsmith import Config, Plan
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.tuning.choose import estimate_us, sustained_us
 from gemmsmith.tuning.choose_sm80 import sgemm_estimate
@@ -47,17 +48,14 @@ def test_power_decides_in_long_blocks() -> None:
     """Of two configs beyond SHORT_FLOPS: the root mean square by which the ratio of their times in long blocks differs
     from that in short blocks between others, which share one clock, and from that of `sustained_us`."""
     short, sustained = [], []
-    for row in load("power-h200")["rows"]:
-        a, b = specs((row["m"], row["n"], row["k"]), layout=row["layout"])
-        binding = bind(Request(a, b))
-        times = {name: us for name, us in row["us"].items() if name not in ("torch", "cublaslt")}
-        if len(times) > 1:
-            of_long, of_short, of_sustained = (np.log(x[1] / x[0]) for x in (
-                [us["long"] for us in times.values()], [us["short"] for us in times.values()],
-                [sustained_us(binding.problem, binding.spec, Config.parse(x), us["short"]) for x, us in times.items()],
-            ))  # fmt: skip
-            short.append(of_long - of_short)
-            sustained.append(of_long - of_sustained)
+    for in_long, in_short in zip(power_pairs("power-h200"), power_pairs("power-h200", "short"), strict=True):
+        identity = EpilogueSpec.identity(in_long.problem.d)
+        us = [
+            sustained_us(in_long.problem, identity, config, float(np.exp(x)))
+            for config, x in zip(in_short.space.configs, in_short.log_us, strict=True)
+        ]
+        short.append(np.diff(in_long.log_us - in_short.log_us)[0])
+        sustained.append(np.diff(in_long.log_us - np.log(us))[0])
     found = (np.array([short, sustained]) ** 2).mean(1) ** 0.5
     assert found == pytest.approx((0.0644, 0.0150), abs=1e-4)
 

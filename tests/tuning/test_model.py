@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
 from gemmsmith.tuning.epilogue_cost import EpilogueCost
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.model import Estimate, estimate
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
 
@@ -226,3 +229,12 @@ def test_more_work_takes_longer() -> None:
         ]
         assert times == sorted(times)
         assert len(set(times)) == len(times)
+
+
+def test_the_page_on_timing_has_the_rates() -> None:
+    """Rounded, in TFLOP/s and TB/s."""
+    page = Path(__file__).parents[2] / "docs/notebook/timing.md"
+    found = [float(x) for x in re.findall(r"^\| [\w ]+ \| ([\d.]+) T(?:FLOP|B)/s \|$", page.read_text(), re.MULTILINE)]
+    names = ("FLOPS", "WGMMA_READ_BYTES", "L2_BYTES", "SMEM_FILL_BYTES", "DRAM_BYTES")
+    rates = [getattr(model, f"{name}_PER_CYCLE_AT_700W") * SM_CLOCK_MHZ / 1e6 for name in names]
+    assert found == [pytest.approx(x, abs=0.5, rel=0.003) for x in rates]

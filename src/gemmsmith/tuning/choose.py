@@ -18,10 +18,9 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.config_table import ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
-from gemmsmith.tuning.epilogue_cost import EpilogueCost
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores, wave_bytes
-from gemmsmith.tuning.model import covers_config, estimate, is_power_limited
+from gemmsmith.tuning.model import covers_config, estimate
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_cycles
 from gemmsmith.tuning.stage_count import MIN_STAGES, fit_stages, spec_for
 
@@ -173,10 +172,9 @@ def sustained_us(problem: Problem, epilogue: EpilogueSpec, config: Config, us: f
     """
     if problem.grouping or not covers_config(config):
         return us
-    if not is_power_limited(as_16bit_problem(problem), EpilogueCost.from_epilogue(epilogue)):
-        return us
     estimated = estimate(problem, _table(problem, [config], epilogue), epilogue)
-    return float((us * estimated.power_limited_cycles[0] / SM_CLOCK_MHZ) ** 0.5)
+    energy_us = float(estimated.power_limited_cycles[0]) / SM_CLOCK_MHZ
+    return (us * energy_us) ** 0.5 if estimated.is_power_limited else us
 
 
 def _table(

@@ -157,7 +157,8 @@ def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: G
     the model does not have.
     """
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
-    gpu = replace(gpu, exposed_epilogue_cycles=0, short_flops=float("inf"))  # which tries-grouped-h200 does not show
+    # tries-grouped-h200 does not show the one; the other was not measured for groups
+    gpu = replace(gpu, exposed_epilogue_cycles=0, short_flops=float("inf"))
     cycles = estimate(sized, partial, epilogue, gpu).cycles
     if gathers:
         return cycles * _gather_slowdown(sized, table, cycles)

@@ -2,7 +2,7 @@
 
 CTAs work in waves of tiles. A wave takes as long as the largest of three bounds: its tiles, each k-tile as long as the
 slower of copies and math; its fraction of the bytes over the DRAM bandwidth; its fraction of the energy over the power
-limit. A cycle is 1/1600 us.
+limit. A large GEMM's clock follows its power instead (`_sm_slowdown`). A cycle is 1/1600 us.
 
 "Fitted by fit.py" means: by benchmarks/fit/fit.py to survey-h200 (A row-major, B column-major), survey-??-h100
 (all layouts), public-models-h200 and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200 and
@@ -29,7 +29,7 @@ from gemmsmith.tuning.config_table import Array, ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem
 from gemmsmith.tuning.epilogue_cost import EpilogueCost
 from gemmsmith.tuning.gpus import H200, NUM_SMS, Gpu
-from gemmsmith.tuning.packing_cost import loads_a_fragments
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, loads_a_fragments
 
 FLOPS_PER_CYCLE = 3990
 """Dense 16-bit FLOPs per cycle of one SM's tensor cores; m64n256k16 takes 128 cycles, which would be 4096."""
@@ -78,16 +78,16 @@ PARTIAL_LINE_OVERHEAD = 0.25
 """Relative slowdown of a row's stores by each L2 line that the tile shares with its neighbor. Chosen of four values by
 45 GEMMs whose choice changes: 11 % faster for K below 128, 6 % up to 512, 1 % beyond (model-pairs-h200)."""
 NARROW_STORE_OVERHEAD = 0.1
-"""Relative slowdown of stores by subtiles of 16 columns, whose rows have 32 bytes: of tiles with an odd multiple of 16
-columns. Chosen of four values by the errors on model-pairs-h200, survey-tn-h100 and autotuned-h200."""
+"""Relative slowdown of stores by subtiles of 16 columns, which tiles of an odd multiple of 16 columns have
+(epilogue_plan.py). Chosen of four values by the errors on model-pairs-h200, survey-tn-h100 and autotuned-h200."""
 MAX_FUNCTION_SHARE = 0.1
 """Cycles of an epilogue's functions, relative to the tensor cores', up to which a GEMM can be power-limited. Chosen:
 heavier ones were not measured in long blocks."""
 UNLIMITED_ENERGY = 0.5
 """Fraction of its energy that counts if a GEMM is not power-limited. Chosen of eight values by the regret on surveys
 and tries."""
-MIN_SLOWDOWN = 1600 / 1980
-"""Time of an SM cycle at the highest clock, 1980 MHz, relative to 1/1600 us."""
+MIN_SLOWDOWN = SM_CLOCK_MHZ / 1980
+"""Time of an SM cycle at the highest clock, relative to one at SM_CLOCK_MHZ: 1980 MHz (nvidia-smi, clocks.max.sm)."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
@@ -145,8 +145,8 @@ SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 22_250
 WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 196_000
 """Bytes that wgmma reads from shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
 DRAM_BYTES_PER_CYCLE_AT_700W = 6_874
-"""Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py, as the four constants before it, with
---power."""
+"""Bytes of DRAM traffic per cycle that alone would draw 700 W. Scaled with the four constants before it, which fit.py
+fits with --power."""
 STREAM_K_ENERGY_OVERHEAD = 0.0858
 """Relative additional energy of stream-K with several waves, which then cannot have `sync_clusters`. Fitted by fit.py;
 without it the model chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
@@ -162,14 +162,14 @@ def covers_config(config: Config) -> bool:
     return get_chip(config.chip).has_wgmma and get_design(config.design).mma_op is WGMMA
 
 
-def is_power_limited(problem: Problem, cost: EpilogueCost, gpu: Gpu = H200) -> bool:
+def _is_power_limited(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> bool:
     """Return whether a GEMM of 16-bit operands runs at the clock that its own power allows."""
     share = cost.cycles / THREADS_PER_WARPGROUP * FLOPS_PER_CYCLE / (2 * max(problem.k, 1))
     return problem.flops > gpu.short_flops and share <= MAX_FUNCTION_SHARE
 
 
 class Estimate(NamedTuple):
-    """What the model estimates for each config, in SM cycles except `k_tiles_per_cta` and `dram_bytes`.
+    """What the model estimates for each config, in SM cycles except `k_tiles_per_cta`, `dram_bytes` and the last one.
 
     Attributes:
         math_cycles: Tensor-core cycles of a k-tile.
@@ -181,6 +181,7 @@ class Estimate(NamedTuple):
         power_limited_cycles: Cycles that all energy takes at the power limit, as far as it counts (UNLIMITED_ENERGY).
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.
+        is_power_limited: Whether the clock follows the power of all configs.
     """
 
     math_cycles: Array
@@ -195,6 +196,7 @@ class Estimate(NamedTuple):
     wave_cycles: Array
     split_reduction: Array
     launch_and_fill: Array
+    is_power_limited: bool
 
     @property
     def cycles(self) -> Array:
@@ -235,7 +237,7 @@ def estimate(
     overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
     energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + overhead)
     power = (energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W) * NUM_SMS / gpu.sms  # the limit of fewer SMs is lower
-    limited = is_power_limited(problem, cost, gpu)
+    limited = _is_power_limited(problem, cost, gpu)
     power = power if limited else UNLIMITED_ENERGY * power
 
     def cycles_of(waves: _Waves, slowdown: Array | float = 1.0) -> Array:
@@ -260,7 +262,7 @@ def estimate(
     launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
         tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, nbytes, memory, power,
-        wave_cycles, split_reduction, launch_and_fill,
+        wave_cycles, split_reduction, launch_and_fill, limited,
     )  # fmt: skip
 
 

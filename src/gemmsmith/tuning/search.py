@@ -195,10 +195,8 @@ def measure(
         ((p.kernel.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
     )
     binding = bind(request)
-    bench, sustained = (
-        _Bench(make_sets, plans, binding.problem.flops),
-        partial(sustained_us, binding.problem, binding.spec),
-    )
+    bench = _Bench(make_sets, plans, binding.problem.flops)
+    sustained = partial(sustained_us, binding.problem, binding.spec)
     try:
         return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept, sustained)
     finally:
