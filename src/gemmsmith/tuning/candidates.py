@@ -130,12 +130,14 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
         return True
     graph = spec.epilogue.graph
     quantizes = any(node.op == "quantize" for node in graph.nodes)
+    columns, k_tiles_in_flight, registers = spec.promotion
     reserved = 0
     if c.cluster_splits > 1 or (graph.requires_full_rows and c.splits != 1):
         reserved = budgets.RESERVED_REGISTERS_CLUSTER_SPLIT
     elif quantizes and c.splits != 1:
         reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE
-    columns, k_tiles_in_flight, registers = spec.promotion
+        if c.cluster == (1, 1) and columns < c.tile[1]:
+            reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE_PASSES
     if epilogue_class(spec.epilogue) == "matrix loaded by threads":
         reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + budgets.RESERVED_REGISTERS_NO_TMA_LOAD)
     return registers + reserved <= get_design(c.design).max_promoted_registers[c.consumers]
