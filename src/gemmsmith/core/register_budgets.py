@@ -35,8 +35,8 @@ RESERVED_REGISTERS_CLUSTER_SPLIT = 32
 otherwise. This and the next three: with fewer ptxas spills."""
 RESERVED_REGISTERS_SPLIT_QUANTIZE = 4
 """Registers that promotion must leave for a quantizing epilogue with split-K or stream-K."""
-RESERVED_REGISTERS_SPLIT_QUANTIZE_PASSES = 20
-"""The same without a cluster if a tile takes several passes: 64 x 256 with 3xTF32, which leaves 16, spills one."""
+RESERVED_REGISTERS_SPLIT_QUANTIZE_PASSES = 40
+"""The same if promotion takes several passes: 128x208 tiles, which leave 36, spill with blocks of 16 columns."""
 RESERVED_REGISTERS_NO_TMA_LOAD = 16
 """Registers that promotion, with the accumulators of all k-tiles in flight, must leave for an epilogue that loads a
 matrix without TMA."""

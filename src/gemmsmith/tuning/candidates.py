@@ -129,15 +129,15 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
     if not spec.promoted:
         return True
     graph = spec.epilogue.graph
-    quantizes = any(node.op == "quantize" for node in graph.nodes)
+    split_quantize = c.splits != 1 and any(node.op == "quantize" for node in graph.nodes)
     columns, k_tiles_in_flight, registers = spec.promotion
     reserved = 0
     if c.cluster_splits > 1 or (graph.requires_full_rows and c.splits != 1):
         reserved = budgets.RESERVED_REGISTERS_CLUSTER_SPLIT
-    elif quantizes and c.splits != 1:
+    elif split_quantize and columns < c.tile[1]:
+        reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE_PASSES
+    elif split_quantize:
         reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE
-        if c.cluster == (1, 1) and columns < c.tile[1]:
-            reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE_PASSES
     if epilogue_class(spec.epilogue) == "matrix loaded by threads":
         reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + budgets.RESERVED_REGISTERS_NO_TMA_LOAD)
     return registers + reserved <= get_design(c.design).max_promoted_registers[c.consumers]
