@@ -84,9 +84,10 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     operand_infos = {name: _describe_operand(name, x, a_info, shape, groups) for name, x in operands.items()}
     factors_by_name = {SCALE_NAMES[role]: x for role, x in factors.items()}
     source_graph = graph = identity_graph(dtype)
+    depends_on_rows = False
     if is_fused:
         function, source = (source_graph, source_graph) if epilogue is None else (epilogue, request.fingerprint)
-        source_graph, graph = build_graphs(
+        source_graph, graph, depends_on_rows = build_graphs(
             function, source, shape, operand_infos, factors_by_name, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
@@ -129,7 +130,7 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     )
     binding = Binding(
         shape, dtype, multiplication, granularity, source_graph, graph, arguments, outputs, product, *oriented,
-        request.a,
+        request.a, depends_on_rows,
     )  # fmt: skip
     return binding.with_degenerate_strides_of(planned) if planned else binding
 

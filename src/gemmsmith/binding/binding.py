@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind
+from gemmsmith.arrays import ArrayInfo, byte_range, describe, empty_like_kind, row_major
 from gemmsmith.binding import scaling
 from gemmsmith.binding.checks import Multiplication
 from gemmsmith.binding.matrices import orient_problem
@@ -24,6 +24,7 @@ from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem
 from gemmsmith.core.product import Product, Role
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
 
@@ -47,6 +48,7 @@ class Binding:
         spec: The epilogue of the kernel, in the kernel's orientation.
         arrays: The epilogue's operands and matrix results as the kernel sees them, and arrays of the product, by name.
         like: The caller's a, in whose library results are allocated.
+        depends_on_rows: Whether another M might have another graph.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +65,7 @@ class Binding:
     spec: EpilogueSpec
     arrays: Mapping[str, Matrix]
     like: Any = field(default=None, compare=False)
+    depends_on_rows: bool = False
 
     @property
     def a(self) -> ArrayInfo:
@@ -119,6 +122,61 @@ class Binding:
             self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
         )  # fmt: skip
         return changed(self, **oriented._asdict())
+
+    @property
+    def has_changeable_rows(self) -> bool:
+        """Whether `with_rows` is possible: for 2-D matrices, unless the graph, or a result's layout, depends on M."""
+        arrays = {name: x for name, x in self.arguments.items() if isinstance(x, ArrayInfo)}
+        missing = self.unallocated_results.values()
+        given = [x for name in self.results if len((x := arrays[result_argument(name)]).shape) == 2]
+        return (
+            len(self.shape) == 2 and not (self.product or self.depends_on_rows)
+            and all(len(x.shape) <= 2 and not x.interleave_stride for x in arrays.values())
+            and all(len(x.shape) == 2 and x.strides == row_major(x.shape) for x in missing)
+            and all(x.strides[0] > (x.shape[1] - 1) * x.strides[1] for x in given)  # more rows: beyond those before
+        )  # fmt: skip
+
+    def with_rows(self, m: int, addresses: Mapping[str, Any], results: Mapping[str, Any], like: Any) -> Binding:
+        """Return the binding of other arrays, which differ from these only in M and in their addresses.
+
+        `addresses`: addresses and numbers, by Pointer name. `results` and `like`: as the attributes.
+        """
+        rows, arguments, names = self.shape[0], dict[str, ArrayInfo | float](), set[str]()
+        for name, x in self.arguments.items():
+            if not isinstance(x, ArrayInfo):
+                arguments[name] = addresses[name]
+                continue
+            shape = x.shape
+            if len(shape) == 2 and shape[0] == rows and name not in ("b", operand_argument(SCALE_NAMES["b"])):
+                shape = m, shape[1]
+                names.add(name)
+            arguments[name] = x._replace(shape=shape, address=addresses.get(name, 0))
+        arrays = {
+            name: x if {operand_argument(name), result_argument(name)}.isdisjoint(names)
+            else changed(x, cols=m) if self.swapped else changed(x, rows=m)
+            for name, x in self.arrays.items()
+        }  # fmt: skip
+        return changed(
+            self, shape=(m, self.shape[1]), arguments=arguments, results=results, problem=self.problem_with_rows(m),
+            arrays=arrays, like=like,
+        )  # fmt: skip
+
+    def problem_with_rows(self, m: int) -> Problem:
+        """Return the problem with `m` rows of the user's D."""
+        return self.problem.T.with_rows(m).T if self.swapped else self.problem.with_rows(m)
+
+    @property
+    def results_are_apart(self) -> bool:
+        """Whether no byte of a given result lies between the first and the last byte of another array."""
+        spans = {
+            name: byte_range(x) for name, x in self.arguments.items()
+            if isinstance(x, ArrayInfo) and x.address and 0 not in x.shape
+        }  # fmt: skip
+        given = {result_argument(name) for name in self.results} & set(spans)
+        return all(
+            end <= spans[name][0] or spans[name][1] <= first
+            for name in given for other, (first, end) in spans.items() if other != name
+        )  # fmt: skip
 
     def kernel_spec(self, config: Config) -> KernelSpec:
         """Return the GEMM kernel's compile-time parameters.

@@ -30,8 +30,10 @@ def build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
     factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
     scaled_shape: tuple[int, ...],
-) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
-    """Return the epilogue's graph as the user wrote it, and the graph after the passes. In both scales are applied.
+) -> tuple[EpilogueGraph, EpilogueGraph, bool]:  # fmt: skip
+    """Return the epilogue's graph as the user wrote it, the graph after the passes, and whether M may decide them.
+
+    In both graphs scales are applied.
 
     `epilogue`: a function, a graph, or a visitor tree. `source`: its fingerprint; None: it is computed here. `factors`:
     scales by which the accumulator is multiplied first. `out_dtype`: of matrix results for which the epilogue names
@@ -49,7 +51,7 @@ def build_graphs(
     key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
     source = source or fingerprint(epilogue)
     if cached := _GRAPH_CACHE.get((source, key)):
-        return cached
+        return *cached, False
     operand_kinds = {name: kinds[name] for name in operands}
     source_graph, depends_on_rows = build_source_graph(epilogue, source, shape, operand_kinds, groups > 0)
     source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
@@ -58,7 +60,7 @@ def build_graphs(
     check_quantize_blocks(graph)
     if source is not None and not depends_on_rows:
         _GRAPH_CACHE[source, key] = source_graph, graph
-    return source_graph, graph
+    return source_graph, graph, depends_on_rows
 
 
 def build_source_graph(

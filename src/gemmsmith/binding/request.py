@@ -22,6 +22,8 @@ from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 
 _SCALE_A, _SCALE_B = map(operand_argument, SCALE_NAMES.values())
+_INDEX_OF_B = 2
+"""Index of b's signature in a key of `read_arrays`."""
 _NO_OPERANDS: Mapping[str, Any] = {}
 
 
@@ -35,7 +37,7 @@ Epilogue: TypeAlias = Callable[..., Any] | EpilogueGraph | VisitorTree
 Out: TypeAlias = ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None
 Accumulate: TypeAlias = Literal["fp32", "fp16", "int32", "promoted", "fast"]
 Precision: TypeAlias = Literal["tf32", "3xtf32"]
-Key = tuple[Hashable, Hashable, Hashable]
+Key = tuple[Hashable, tuple[Any, ...], Hashable]
 """The epilogue's fingerprint, or its id if it has none; the key of the arrays (`read_arrays`); the options."""
 
 
@@ -100,7 +102,7 @@ OPTIONS = slice(Request._fields.index("out_dtype"), Request._fields.index("finge
 
 def read_arrays(
     a: Any, b: Any, results: Mapping[str, Any], operands: Mapping[str, Any], scale_a: Any = None, scale_b: Any = None
-) -> tuple[Hashable, dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a hashable key of the arrays' layouts; and by Pointer name the addresses and numbers, which it leaves out.
 
     The key has dtypes, shapes, strides, devices and addresses modulo 16. Raises ArgumentError for an object that is
@@ -121,6 +123,18 @@ def read_arrays(
         signature, pointers[pointer] = cache_key_and_address(x, name)
         key += pointer, signature, pointers[pointer] & 15
     return key, pointers
+
+
+def without_rows(key: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    """Return a key of `read_arrays` without the rows of matrices that have `m` rows: those of a, operands and results.
+
+    It is equal for arrays that differ only in M.
+    """
+    parts = list(key)
+    for i, x in enumerate(key):
+        if isinstance(x, tuple) and i != _INDEX_OF_B and key[i - 1] != _SCALE_B and len(x[1]) == 2 and x[1][0] == m:
+            parts[i] = (x[0], (None, x[1][1]), *x[2:])
+    return tuple(parts)
 
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:

@@ -9,7 +9,7 @@ from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.product import Role
 
@@ -208,6 +208,13 @@ class Problem:
     def with_matrices(self, a: Matrix, b: Matrix, d: Matrix, scales: Scales) -> Problem:
         """Return the same problem with other matrices."""
         return changed(self, a=a, b=b, d=d, scales=scales)
+
+    def with_rows(self, m: int) -> Problem:
+        """Return the problem with M = m. Strides stay as they are."""
+        scale_a, scale_b = self.scales
+        if scale_a:
+            scale_a = changed(scale_a, matrix=scale_a.matrix.with_rows(ceil_div(m, scale_a.granularity)))
+        return self.with_matrices(self.a.with_rows(m), self.b, self.d.with_rows(m), (scale_a, scale_b))
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
         """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar
 from copy import copy
 from math import prod
@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmsmith.arrays import describe, row_major
 from gemmsmith.binding.bind import bind
-from gemmsmith.binding.request import OPTIONS, Key, Request, read_arrays
+from gemmsmith.binding.request import OPTIONS, Key, Request, read_arrays, without_rows
 from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.autotune import on_entry, tune_first_call
 from gemmsmith.host.planned_gemm import PlannedGemm, run_reference
+from gemmsmith.tuning.choice import rounded_rows
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.run import BoundLaunches
 
 _PLAN_CACHE: dict[Key, tuple[PlannedGemm, BoundLaunches | None]] = BoundedCache(1024)
 """Plans by the keys of requests, each with its launches for these arrays; None if these are not cached."""
-on_entry(_PLAN_CACHE.clear)
+_PLANS_BY_ROWS: dict[Hashable, PlannedGemm] = BoundedCache(1024)
+"""Plans that serve other M, by what is equal for all of these."""
+for _cache in (_PLAN_CACHE, _PLANS_BY_ROWS):
+    on_entry(_cache.clear)
 
 
 class CachedRun(NamedTuple):
@@ -104,8 +108,9 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
     key = source, arrays, (type(out), request[OPTIONS])  # as `request.key`, which takes longer
     try:
         cached = _PLAN_CACHE.get(key)
-    except TypeError:  # an option is not hashable: `bind` refuses it
-        cached = None
+    except TypeError:  # an option is not hashable
+        bind(Request._make(request))  # raises an error that says so
+        raise
     if cached is not None:
         planned, call = cached
         if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(pointers):
@@ -115,23 +120,48 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         _PLAN_CACHE[key] = planned, planned.calls.get(arrays)
     else:
         request = Request._make(request)._replace(fingerprint=source)
-        tune_later = tune_first_call(request)
-        try:
-            planned = PlannedGemm(request)
-        except ConfigError:  # no kernel computes it, but the reference, which has none, does
-            on_cpu = describe(a, "a").device == "cpu"
-            if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
-                raise
-            binding = bind(request).allocate_results()
-            run_reference(binding)
-            return binding.value
-        binding = planned.detach_arrays()
-        if source is not None and not tune_later:
-            _PLAN_CACHE[key] = planned, None
-        # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
-        cache_key = arrays if results.keys() == binding.results.keys() and not tune_later else None
-        value = planned.run_bound(binding, cache_key=cache_key)
+        made, value = _run_uncached(request, key, pointers, results)
+        if made is None:
+            return value
+        planned = made
     if (runs := _RECORD.get()) is not None:
         launches = planned.calls.get(arrays)
         runs.append(None if out is not None or launches is None else CachedRun(planned, launches))
     return value
+
+
+def _run_uncached(
+    request: Request, key: Key, pointers: dict[str, Any], results: dict[str, Any]
+) -> tuple[PlannedGemm | None, Any]:  # fmt: skip
+    """Run a request whose key has no plan. Return its plan, or None if there is no kernel for it, and the results.
+
+    `pointers`: of `read_arrays`. `results`: the caller's arrays, by name.
+    """
+    source, arrays, options = key
+    tune_later = tune_first_call(request)
+    is_cached = source is not None and not tune_later
+    m = next(iter(getattr(request.a, "shape", (0,))), 0)
+    by_rows = source, without_rows(arrays, m), rounded_rows(m), options
+    if is_cached and (planned := _PLANS_BY_ROWS.get(by_rows)):
+        _PLAN_CACHE[key] = planned, None
+        value = planned.run_other_rows(m, pointers, results, request.a, arrays)
+        if value is not None:
+            return planned, value
+    try:
+        planned = PlannedGemm(request)
+    except ConfigError:  # no kernel computes it, but the reference, which has none, does
+        on_cpu = describe(request.a, "a").device == "cpu"
+        if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
+            raise
+        binding = bind(request).allocate_results()
+        run_reference(binding)
+        return None, binding.value
+    serves_other_rows = is_cached and planned.serves_other_rows
+    binding = planned.detach_arrays()
+    # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
+    cache_key = arrays if results.keys() == binding.results.keys() and not tune_later else None
+    if is_cached:
+        _PLAN_CACHE[key] = planned, None
+    if serves_other_rows and cache_key is not None:
+        _PLANS_BY_ROWS[by_rows] = planned
+    return planned, planned.run_bound(binding, cache_key=cache_key)

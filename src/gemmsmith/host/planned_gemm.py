@@ -25,8 +25,9 @@ from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import check_batch_invariant
-from gemmsmith.tuning.choice import Choice, choose_config
+from gemmsmith.tuning.choice import Choice, choose_config, rounded_rows
 from gemmsmith.tuning.gpus import gpu_at
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class PlannedGemm:
         )
         self._has_epilogue = request.epilogue is not None
         self.calls: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
+        self._version = choice.version
         graph = self.binding.graph
         self._result_names, self._primary_result = graph.result_names, primary_result_name(graph)
         self._has_single_result = self._result_names == ("out",)
@@ -91,6 +93,18 @@ class PlannedGemm:
     def caller_problem(self) -> Problem:
         """The problem in the orientation in which the caller gave it."""
         return self.problem.T if self.binding.swapped else self.problem
+
+    @property
+    def serves_other_rows(self) -> bool:
+        """Whether `run_other_rows` is possible: whether all M with the same `rounded_rows` have the plan's kernel."""
+        binding, is_rounded = self.binding, self.binding.swapped == self.config.swap_ab
+        if self._version is None or not is_rounded or not binding.has_changeable_rows:
+            return False
+        most = rounded_rows(binding.shape[0])
+        try:  # a copy of so many rows may be too large
+            return changed(binding, problem=binding.problem_with_rows(most)).kernel_spec(self.config) == self.spec
+        except ArgumentError:
+            return False
 
     # -- kernels ---------------------------------------------------------------------------------------
     @cached_property
@@ -164,7 +178,29 @@ class PlannedGemm:
 
         `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached, or None.
         """
-        backend, complete, launches = self._prepare(binding)
+        return self._run(binding, self._prepare(binding), workspace, cache_key)
+
+    def run_other_rows(
+        self, m: int, addresses: Mapping[str, Any], results: Mapping[str, Any], a: Any, cache_key: Hashable
+    ) -> Any:  # fmt: skip
+        """Run the GEMM of arrays that differ from the plan's only in M and in their addresses; `rounded_rows` is equal.
+
+        Its own plan would take twice as long, and have the same kernel. Return None, and do nothing, if that
+        plan's config may be another one meanwhile, or if it must check whether a result overlaps another array.
+        """
+        if self._version != measured_configs.version(self.binding.a.device_index):
+            return None
+        binding = self.binding.with_rows(m, addresses, results, a)
+        if not binding.results_are_apart:
+            return None
+        backend = resolve_backend(self._request.backend, binding.a, "a")
+        prepared = backend, binding.allocate_results(), build_launches(binding, self.spec)
+        return self._run(binding, prepared, None, cache_key)
+
+    def _run(
+        self, binding: Binding, prepared: tuple[Backend, Binding, Launches], workspace: Any, cache_key: Hashable
+    ) -> Any:  # fmt: skip
+        backend, complete, launches = prepared
         if backend == "reference":
             run_reference(complete)
         elif backend == "cuda":

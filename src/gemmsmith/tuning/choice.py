@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
@@ -25,7 +25,7 @@ from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
-from gemmsmith.tuning.config_table import M_GRANULARITY, round_up_m
+from gemmsmith.tuning.config_table import M_GRANULARITY, round_up_m, rounds_up_m
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.grouped import choose_grouped, rank_grouped
 from gemmsmith.tuning.measured_configs import key_of
@@ -98,18 +98,27 @@ def _with_block_columns(graph: EpilogueGraph, columns: int) -> EpilogueGraph:
 
 @dataclass(frozen=True)
 class Choice:
-    """A config for a GEMM, with the binding in its orientation, and its origin in words."""
+    """A config for a GEMM, with the binding in its orientation, and its origin in words.
+
+    `version`: of the measured configs, if the other M with the same `rounded_rows` have this config, too; else None.
+    """
 
     binding: Binding
     config: Config
     spec: KernelSpec
     origin: str
+    version: Hashable = None
 
     @classmethod
-    def of(cls, binding: Binding, config: Config, origin: str = "given") -> Choice:
+    def of(cls, binding: Binding, config: Config, origin: str = "given", version: Hashable = None) -> Choice:
         """Return the choice of this config. Raises ConfigError if it cannot compute the GEMM."""
         oriented = binding.transposed() if config.swap_ab else binding
-        return cls(oriented, config, oriented.kernel_spec(config), origin)
+        return cls(oriented, config, oriented.kernel_spec(config), origin, version)
+
+
+def rounded_rows(m: int) -> int:
+    """Return the M by which configs are looked up or ranked."""
+    return m if m <= M_GRANULARITY else round_up(m, M_GRANULARITY)
 
 
 def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bool = False) -> Choice:
@@ -119,36 +128,40 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
     """
     if binding.grouping:
         return Choice.of(binding, *choose_grouped(binding, chip, gpu))
-    is_covered = covers(binding.problem.a.dtype, chip)
+    problem, device = binding.problem, binding.a.device_index
+    is_covered = covers(problem.a.dtype, chip)
 
     def model(problem: Problem, epilogue: EpilogueSpec) -> Config:
         if is_covered:
             return choose(problem, epilogue, gpu=gpu)
         return rank_sm80(problem, epilogue, chip, invariant=batch_invariant)[0]
 
+    version = None
     try:
-        config, origin = _config_and_origin(binding, chip, gpu, model, batch_invariant)
-        choice = Choice.of(binding, config, origin)
+        if is_covered and not batch_invariant:
+            version = measured_configs.version(device)
+            rounded = round_up_m(problem) if problem.m > M_GRANULARITY else problem
+            config, origin = _tuned_or_chosen(rounded, binding.spec, chip, gpu, device, version)
+        else:
+            config, origin = _by_exact_rows(binding, chip, gpu, model, batch_invariant)
+        choice = Choice.of(binding, config, origin, version if rounds_up_m(problem) else None)
         if (fitted := fit_stages(choice.spec)) != config:
-            choice = Choice.of(binding, fitted, origin)
+            choice = replace(choice, config=fitted, spec=choice.binding.kernel_spec(fitted))
         check_full_rows_fit(choice.spec)
     except ConfigError as error:
-        raise explain_full_row_limit(error, binding.problem, binding.spec, model) from None
+        raise explain_full_row_limit(error, problem, binding.spec, model) from None
     return choice
 
 
-def _config_and_origin(
+def _by_exact_rows(
     binding: Binding, chip: Chip, gpu: Gpu, model: CostModel, batch_invariant: bool
-) -> tuple[Config, str]:
-    """Return (config, origin): a tuned config if there is one, else the choice of `model`; `origin` in words."""
+) -> tuple[Config, str]:  # fmt: skip
+    """Return (config, origin) on another chip than Hopper, or for a batch-invariant call; `origin` in words."""
     problem, epilogue, device = binding.problem, binding.spec, binding.a.device_index
     if not covers(problem.a.dtype, chip):
         if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip, device)):
             return tuned, f"tuned for {chip}"
         return model(problem, epilogue), f"chosen for {chip}"
-    if not batch_invariant:
-        rows = round_up_m(problem) if problem.m > M_GRANULARITY else problem
-        return _tuned_or_chosen(rows, epilogue, chip, gpu, device, measured_configs.version(device))
     entry = measured_configs.find(key_of(problem, epilogue, chip, batch_invariant), device)
     if entry and (tuned := serve(entry.config, entry.m, problem, epilogue, gpu)):
         return tuned, "tuned"

@@ -6,7 +6,7 @@ Numbers are float64: numpy rounds quotients of floats much faster than it divide
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -267,20 +267,17 @@ def has_l2_reuse(problem: Problem) -> bool:
     return min(problem.m, problem.n) > MIN_MN_FOR_L2_REUSE
 
 
+def rounds_up_m(problem: Problem) -> bool:
+    """Return whether `round_up_m` may round: not if A or D is column-major, since M decides their alignment."""
+    return not (problem.a.is_column_major or problem.d.is_column_major)
+
+
 def round_up_m(problem: Problem) -> Problem:
     """Return the problem with M rounded up to `M_GRANULARITY`, so that choices for similar M are cached once.
 
     A problem whose A or D is column-major is returned as it is.
     """
-    if problem.a.is_column_major or problem.d.is_column_major:
+    if not rounds_up_m(problem):
         return problem
     m = round_up(problem.m, M_GRANULARITY)
-    return problem if m == problem.m else with_rows(problem, m)
-
-
-def with_rows(problem: Problem, m: int) -> Problem:
-    """Return the problem with M = m. Strides stay as they are."""
-    scale_a, scale_b = problem.scales
-    if scale_a:
-        scale_a = replace(scale_a, matrix=scale_a.matrix.with_rows(ceil_div(m, scale_a.granularity)))
-    return problem.with_matrices(problem.a.with_rows(m), problem.b, problem.d.with_rows(m), (scale_a, scale_b))
+    return problem if m == problem.m else problem.with_rows(m)

@@ -20,7 +20,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
 from gemmsmith.tuning.choose import choose, estimates_us
-from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m, with_rows
+from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores
@@ -132,7 +132,7 @@ def serve(
     adapted = adapt_config(config, round_up_m(problem), epilogue, gpu)
     if adapted is None or measured_m == problem.m:
         return adapted
-    at_measured_m = _slowdown(config, with_rows(problem, measured_m), epilogue, gpu)
+    at_measured_m = _slowdown(config, problem.with_rows(measured_m), epilogue, gpu)
     grows = _slowdown(adapted, round_up_m(problem), epilogue, gpu) > MAX_MODEL_SLOWDOWN * at_measured_m
     return None if grows else adapted
 

@@ -98,6 +98,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     """The launches, as (kernel, grid, arguments)."""
     found: list[tuple[str, int, list[Any]]] = []
     Encoded.all = {}
+    cached_run._PLANS_BY_ROWS.clear()
     loaded: dict[str, LoadedKernel] = {}
 
     def load(of: Kernel, device: int, stream: int) -> LoadedKernel:
@@ -410,6 +411,30 @@ def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.Mo
         for call in (gemmsmith.gemm, plan.run):
             with pytest.raises(ArgumentError, match="out: got"):
                 call(a, b, out={"out": d})
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_another_m_of_one_plan(seen: list[Any], monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
+    """Its launches are those of a plan of its own, at its own addresses."""
+
+    def launches(m: int) -> list[Any]:
+        before, i = len(seen), m % 8
+        a, b, out = OnGpu((m, 64), 0x10000 + 4096 * i), OnGpu((64, 512), 0x100000), OnGpu((m, 512), 0x200000 + 4096 * i)
+        if fused:
+            row, number = OnGpu((m, 1), 0x400000 + 4096 * i, np.float32), 1.5 * m
+            gemmsmith.gemm(a, b, out=out, epilogue=lambda acc, row, x: acc * row + x, row=row, x=number)
+        else:
+            gemmsmith.gemm(a, b, out=out)
+        return seen[before:]
+
+    own = {}
+    for m in range(97, 105):
+        monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
+        cached_run._PLANS_BY_ROWS.clear()
+        own[m] = launches(m)
+    for m in (97, 104, 100, 97):
+        assert launches(m) == own[m]
+    assert len({id(planned) for planned, _ in cached_run._PLAN_CACHE.values()}) == 1
 
 
 def test_zeros_of_both_signs(seen: list[Any]) -> None:
