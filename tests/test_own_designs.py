@@ -27,8 +27,8 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.kernels import KernelSpec, OperandCoord, WorkTile, record_cooperative
 from gemmsmith.lang import Builder, Value
 from gemmsmith.lang.launch import Launch

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.mma import MMA_SYNC, select_mma
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder

@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmsmith import hw
 from gemmsmith.arrays import ArrayInfo, describe
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches

@@ -14,7 +14,6 @@ from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping, with_arrays
 from gemmsmith.binding.request import Accumulate, Epilogue, Out, Precision, Request
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config as Config
 from gemmsmith.core.design import Design as Design
 from gemmsmith.core.design import register_design as register_design
@@ -29,7 +28,7 @@ from gemmsmith.core.errors import KernelError as KernelError
 from gemmsmith.core.errors import MissingPackageError as MissingPackageError
 from gemmsmith.core.errors import RetraceWarning as RetraceWarning
 from gemmsmith.core.grouping import Grouping as Grouping
-from gemmsmith.core.integers import as_integer
+from gemmsmith.core.scalars import as_bools, as_integer
 from gemmsmith.graph.frontend.interleave import deinterleave as deinterleave
 from gemmsmith.graph.frontend.interleave import interleave as interleave
 from gemmsmith.graph.frontend.values import top_k_softmax as top_k_softmax

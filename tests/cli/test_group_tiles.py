@@ -12,12 +12,12 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli.raster import GroupTile, group_tiles, plot_group_tiles
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.make_spec import make_spec
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 
 TILE = Config(tile=(64, 48, 64), consumers=1, raster_group=2)
 SIZES = (100, 0, 257, 64, 1)

@@ -14,9 +14,9 @@ from tests.instructions import cluster_arrive
 
 from gemmsmith import hw
 from gemmsmith.collective.tma_operand import TmaOperand
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.operand import MmaOperand
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder

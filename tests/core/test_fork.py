@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gemmsmith  # noqa: F401 registers what is done before a fork
-from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.frozen import cached_property
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),

@@ -9,7 +9,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.epilogue.partials import partials_shape
 
 TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)

@@ -11,9 +11,9 @@ from tests.mutants.mutate import mutants_of
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.partials import PartialsShape
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.kernels.reduce import (

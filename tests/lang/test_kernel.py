@@ -9,8 +9,8 @@ import pytest
 
 import gemmsmith
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED, U64

@@ -13,7 +13,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
 

@@ -21,7 +21,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.cli import main
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import measured_configs, search
 from gemmsmith.tuning.choice import candidates, choose_config

@@ -16,8 +16,7 @@ from gemmsmith.arrays.access import (
     empty_like_kind,
     is_array,
 )
-from gemmsmith.arrays.array_info import ArrayInfo, Spec, byte_range, row_major
-from gemmsmith.arrays.array_types import ArrayLike, ArrayT, Operand, Pair
+from gemmsmith.arrays.array_info import ArrayInfo, ArrayLike, ArrayT, Operand, Pair, Spec, byte_range, row_major
 from gemmsmith.arrays.interleaved_pair import INTERLEAVE_COLUMNS
 
 __all__ = [

@@ -1,10 +1,10 @@
-"""What is known of an array: dtype, shape, strides, address, device; and stand-ins for arrays."""
+"""What is known of an array: dtype, shape, strides, address, device; stand-ins for arrays; types for annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -134,3 +134,26 @@ def byte_range(x: ArrayInfo) -> tuple[int, int]:
         else:
             last += (n - 1) * s * size
     return first, last + size
+
+
+class SupportsDLPack(Protocol):
+    """An array that can be exchanged by DLPack: of numpy, torch, CuPy, JAX."""
+
+    def __dlpack_device__(self) -> Any: ...  # not __dlpack__, which numpy declares for its own dtypes only
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """An array on a GPU that describes itself: of CuPy, Numba, torch."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+ArrayLike: TypeAlias = SupportsDLPack | SupportsCudaArrayInterface | Spec
+"""An array of any library, or a `Spec`, a stand-in for one."""
+Operand: TypeAlias = ArrayLike | SupportsFloat
+"""An operand of an epilogue: an array or a number."""
+Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
+"""Two arrays b that are multiplied as one, or their scales."""
+ArrayT = TypeVar("ArrayT", bound=ArrayLike)
+"""The type of a, which a result without an epilogue has, too."""

@@ -15,7 +15,6 @@ from gemmsmith.binding.groups import check_added_rows, check_scales_of_groups, s
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import describe_results, outputs_by_name, primary_result_name
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import E4M3, E5M2, DType, validate_fp32_scalar
@@ -25,6 +24,7 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.grouping import TABLES, Grouping
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.product import ROLES, Role
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 

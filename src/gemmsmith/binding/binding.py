@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo, byte_range, describe, empty_like_kind, row_major
+from gemmsmith.arrays import ArrayInfo, arrays_overlap, describe, empty_like_kind
 from gemmsmith.binding import scaling
 from gemmsmith.binding.checks import Multiplication
 from gemmsmith.binding.matrices import orient_problem
@@ -27,6 +27,8 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
+
+_SCALE_B = operand_argument(SCALE_NAMES["b"])
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,11 @@ class Binding:
     @property
     def has_changeable_rows(self) -> bool:
         """Whether `with_rows` is possible: for 2-D matrices, unless the graph, or a result's layout, depends on M."""
-        arrays = {name: x for name, x in self.arguments.items() if isinstance(x, ArrayInfo)}
-        missing = self.unallocated_results.values()
-        given = [x for name in self.results if len((x := arrays[result_argument(name)]).shape) == 2]
+        arrays = [x for x in self.arguments.values() if isinstance(x, ArrayInfo)]
         return (
             len(self.shape) == 2 and not (self.product or self.depends_on_rows)
-            and all(len(x.shape) <= 2 and not x.interleave_stride for x in arrays.values())
-            and all(len(x.shape) == 2 and x.strides == row_major(x.shape) for x in missing)
-            and all(x.strides[0] > (x.shape[1] - 1) * x.strides[1] for x in given)  # more rows: beyond those before
+            and all(len(x.shape) <= 2 and not x.interleave_stride for x in arrays)
+            and all(len(x.shape) == 2 and x.strides[0] > (x.shape[1] - 1) * x.strides[1] for x in arrays if x.writable)
         )  # fmt: skip
 
     def with_rows(self, m: int, addresses: Mapping[str, Any], results: Mapping[str, Any], like: Any) -> Binding:
@@ -141,21 +140,18 @@ class Binding:
 
         `addresses`: addresses and numbers, by Pointer name. `results` and `like`: as the attributes.
         """
-        rows, arguments, names = self.shape[0], dict[str, ArrayInfo | float](), set[str]()
+        arguments, names = {**self.arguments, **addresses}, set()
         for name, x in self.arguments.items():
-            if not isinstance(x, ArrayInfo):
-                arguments[name] = addresses[name]
-                continue
-            shape = x.shape
-            if len(shape) == 2 and shape[0] == rows and name not in ("b", operand_argument(SCALE_NAMES["b"])):
-                shape = m, shape[1]
-                names.add(name)
-            arguments[name] = x._replace(shape=shape, address=addresses.get(name, 0))
+            if isinstance(x, ArrayInfo):
+                if len(x.shape) == 2 and x.shape[0] == self.shape[0] and name not in ("b", _SCALE_B):
+                    names.add(name)
+                    x = x._replace(shape=(m, x.shape[1]))
+                arguments[name] = x._replace(address=addresses.get(name, 0))
+        extent = {"cols" if self.swapped else "rows": m}
         arrays = {
-            name: x if {operand_argument(name), result_argument(name)}.isdisjoint(names)
-            else changed(x, cols=m) if self.swapped else changed(x, rows=m)
+            name: changed(x, **extent) if names & {operand_argument(name), result_argument(name)} else x
             for name, x in self.arrays.items()
-        }  # fmt: skip
+        }
         return changed(
             self, shape=(m, self.shape[1]), arguments=arguments, results=results, problem=self.problem_with_rows(m),
             arrays=arrays, like=like,
@@ -166,17 +162,11 @@ class Binding:
         return self.problem.T.with_rows(m).T if self.swapped else self.problem.with_rows(m)
 
     @property
-    def results_are_apart(self) -> bool:
-        """Whether no byte of a given result lies between the first and the last byte of another array."""
-        spans = {
-            name: byte_range(x) for name, x in self.arguments.items()
-            if isinstance(x, ArrayInfo) and x.address and 0 not in x.shape
-        }  # fmt: skip
-        given = {result_argument(name) for name in self.results} & set(spans)
-        return all(
-            end <= spans[name][0] or spans[name][1] <= first
-            for name in given for other, (first, end) in spans.items() if other != name
-        )  # fmt: skip
+    def results_overlap(self) -> bool:
+        """Whether a given result shares a byte with another array."""
+        arrays = {name: x for name, x in self.arguments.items() if isinstance(x, ArrayInfo) and x.address}
+        results = [result_argument(name) for name in self.results]
+        return any(arrays_overlap(arrays[r], x) for r in results for name, x in arrays.items() if name != r)
 
     def kernel_spec(self, config: Config) -> KernelSpec:
         """Return the GEMM kernel's compile-time parameters.

@@ -130,11 +130,12 @@ def without_rows(key: tuple[Any, ...], m: int) -> tuple[Any, ...]:
 
     It is equal for arrays that differ only in M.
     """
-    parts = list(key)
-    for i, x in enumerate(key):
-        if isinstance(x, tuple) and i != _INDEX_OF_B and key[i - 1] != _SCALE_B and len(x[1]) == 2 and x[1][0] == m:
-            parts[i] = (x[0], (None, x[1][1]), *x[2:])
-    return tuple(parts)
+    return tuple([
+        (x[0], (None, x[1][1]), *x[2:])
+        if isinstance(x, tuple) and i != _INDEX_OF_B and key[i - 1] != _SCALE_B and len(x[1]) == 2 and x[1][0] == m
+        else x
+        for i, x in enumerate(key)
+    ])  # fmt: skip
 
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:

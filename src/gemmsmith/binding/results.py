@@ -10,8 +10,8 @@ from gemmsmith.binding import checks
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import EpilogueGraph, Result, reduced_dims
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+from gemmsmith.core.scalars import ceil_div, round_up
 
 DEFAULT_NAMES = ("out", *(f"out{i}" for i in range(1, 1024)))
 """Names of results that an epilogue returns without names."""

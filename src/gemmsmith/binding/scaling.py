@@ -12,9 +12,9 @@ from gemmsmith.binding import checks
 from gemmsmith.core.dtypes import FP32, UE8M0, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div
 
 
 def describe_scale(x: Any, role: Role, a: ArrayInfo) -> ArrayInfo | float:

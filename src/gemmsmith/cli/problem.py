@@ -24,8 +24,8 @@ from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError, EpilogueError, GemmsmithError
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.model import covers_config

@@ -23,7 +23,7 @@ from gemmsmith.core import pictures
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.config_table import get_max_active_clusters
 from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, cluster_tile, plot_waves, simulate_traffic, tile_order

@@ -18,7 +18,7 @@ from gemmsmith.cli import options
 from gemmsmith.cli.model_layers import Layer, layers_of
 from gemmsmith.cli.problem import matrix
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu

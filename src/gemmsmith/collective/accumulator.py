@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import N8_COLUMNS, Mma
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, PRED, U32

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, UE8M0, DType
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value

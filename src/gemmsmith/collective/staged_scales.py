@@ -12,16 +12,15 @@ from dataclasses import replace
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.row_indices import RowIndices
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.grouping import GATHER
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import WARP_THREADS
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.scale_spec import SCALES_PER_TMA_BOX, ScaleSpec
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmsmith.core.arguments import INTERLEAVED_ROWS
 from gemmsmith.core.check_config import check_config, fills_swizzle_rows
 from gemmsmith.core.design import designs_supporting, designs_that
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2
@@ -13,7 +14,6 @@ from gemmsmith.core.register_budgets import (
     MAX_ACC_REGISTERS_WITH_SCATTER,
 )
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.core.tensor_map import INTERLEAVED_ROWS
 from gemmsmith.core.tile import ATOM_ROWS
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.scalars import ceil_div, round_up
 
 
 @dataclass(frozen=True)

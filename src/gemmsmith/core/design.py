@@ -11,10 +11,10 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import CHIPS, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ARGUMENTS, ConfigError
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import WGMMA, Major, Mma, MmaOp
 from gemmsmith.core.product import ROLES, Product, Role

@@ -1,13 +1,38 @@
-"""Copies of frozen dataclasses."""
+"""Frozen dataclasses: their copies, and properties that are computed once per object."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
-
-from gemmsmith.core.cached_property import cached_property
+from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+
+
+class cached_property(Generic[T]):  # noqa: N801 - named as functools names its own
+    """`functools.cached_property` as it is from Python 3.12 on: without a lock.
+
+    Up to 3.11, functools holds one lock for all objects during the computation. A process that is forked meanwhile
+    inherits the lock locked. Here two threads may compute the same value; both get the one that is stored first.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function, self.__doc__ = function, function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Compute the value and store it in the object's dict, where later look-ups find it."""
+        if instance is None:
+            return self
+        return instance.__dict__.setdefault(self._name, self._function(instance))
 
 
 def changed(x: T, **fields: Any) -> T:

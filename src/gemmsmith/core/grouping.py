@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gemmsmith.core.bools import as_bools
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.product import ROLES, Product, Role
+from gemmsmith.core.scalars import as_bools, round_up
 
 Table = Literal["offsets", "sizes", "counts"]
 TABLES: tuple[Table, ...] = "offsets", "sizes", "counts"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.frozen import changed
+from gemmsmith.core.frozen import cached_property, changed
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div, round_up
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div, round_up
 
 TMA_ALIGNMENT_BYTES = 16
 """Alignment of the base address and of every stride but the innermost (PTX ISA, tensor maps)."""

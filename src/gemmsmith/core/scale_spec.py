@@ -7,13 +7,13 @@ from math import gcd
 
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import (
     Major,
 )
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Scale
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div, round_up
 
 SCALES_PER_TMA_BOX = 4
 """Block scales (k-tiles) per TMA box along K: 4 fp32 = 16 bytes, TMA's minimum."""

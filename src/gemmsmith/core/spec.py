@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, get_design
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import (

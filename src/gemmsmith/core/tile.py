@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.frozen import cached_property
+from gemmsmith.core.scalars import round_up
 
 SWIZZLES = (128, 64, 32)
 LINE_BYTES = 128

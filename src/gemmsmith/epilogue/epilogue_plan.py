@@ -9,8 +9,8 @@ from gemmsmith.core.dtypes import E4M3, E5M2, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WGMMA_M, Major
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.spec import BARRIER_PAIR_BYTES, KernelSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 from gemmsmith.graph.precision import epilogue_cost

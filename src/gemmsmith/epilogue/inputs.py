@@ -16,9 +16,9 @@ from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.collective.tma_operand import make_tensor_map
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.graph import BroadcastDims, Operand
 from gemmsmith.core.grouping import GATHER
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import (
     FRAGMENT_HALF_ROWS,
     N8_COLUMNS,
@@ -27,9 +27,8 @@ from gemmsmith.core.mma import (
     fragment_column,
     fragment_row,
 )
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan

@@ -12,15 +12,14 @@ from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.collective.row_indices import Scatter
 from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition, has_whole_steps
 from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import LANES_PER_QUAD, THREADS_PER_WARPGROUP
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan

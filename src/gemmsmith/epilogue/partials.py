@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result, reduced_dims
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.group_partials import max_blocks
 from gemmsmith.graph.reductions import REDUCTIONS, Monoid

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.graph import BroadcastDims, Result, reduced_dims
 from gemmsmith.core.mma import (
     COLUMN_XOR_MASKS,
@@ -21,7 +22,6 @@ from gemmsmith.core.mma import (
     WGMMA_M,
     fragment_column,
 )
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.group_partials import GroupPartials

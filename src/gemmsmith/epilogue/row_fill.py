@@ -9,9 +9,9 @@ from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.collective.swizzle import VECTOR_BYTES
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, UE8M0
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction

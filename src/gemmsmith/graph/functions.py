@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.graph import EpilogueGraph, Linearity, Node, Operation, register_operation
 from gemmsmith.graph import approximations
 from gemmsmith.graph.approximations import GELU_A, GELU_B, LN_2, LOG2_E, absolute, select, tanh_approx

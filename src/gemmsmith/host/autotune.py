@@ -22,11 +22,10 @@ from gemmsmith.backends import chip_of, resolve_backend
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import INT8
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
-from gemmsmith.core.integers import as_integer, ceil_div
+from gemmsmith.core.scalars import as_bools, as_integer, ceil_div
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.errors import ArgumentError, HazardError
-from gemmsmith.core.integers import as_integer
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import as_integer
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches

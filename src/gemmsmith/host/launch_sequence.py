@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gemmsmith.binding.binding import Binding
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import FP32, overflow_as_fp32
 from gemmsmith.core.graph import Result, reduced_dims
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.group_partials import ranges_argument

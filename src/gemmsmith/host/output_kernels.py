@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from gemmsmith.arrays import ArrayInfo, address_of, as_numpy, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.binding.matrices import to_matrix
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import HazardError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix
+from gemmsmith.core.scalars import round_up
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.lang.launch import Launches
 

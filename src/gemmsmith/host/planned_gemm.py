@@ -14,9 +14,8 @@ from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request, read_arrays
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError, HazardError
-from gemmsmith.core.frozen import changed
+from gemmsmith.core.frozen import cached_property, changed
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
@@ -191,7 +190,7 @@ class PlannedGemm:
         if self._version != measured_configs.version(self.binding.a.device_index):
             return None
         binding = self.binding.with_rows(m, addresses, results, a)
-        if not binding.results_are_apart:
+        if binding.results_overlap:
             return None
         backend = resolve_backend(self._request.backend, binding.a, "a")
         prepared = backend, binding.allocate_results(), build_launches(binding, self.spec)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from gemmsmith.arrays import ArrayLike, Operand, Pair
 from gemmsmith.binding import checks
 from gemmsmith.binding.request import Out
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import occupancy
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError, ConfigError
-from gemmsmith.core.integers import as_integer
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import as_integer
 from gemmsmith.host.markup import html_section, html_table
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation

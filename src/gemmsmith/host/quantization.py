@@ -12,13 +12,12 @@ from gemmsmith.backends.reference import quantize as reference
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping
 from gemmsmith.binding.matrices import to_matrix
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import as_integer, ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Matrix
+from gemmsmith.core.scalars import as_bools, as_integer, ceil_div
 from gemmsmith.graph.frontend.values import Traced, is_compile_proxy
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.graph.source_location import epilogue_error

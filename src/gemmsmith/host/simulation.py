@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import as_integer
+from gemmsmith.core.frozen import cached_property
+from gemmsmith.core.scalars import as_integer
 from gemmsmith.host.markup import html_table
 
 if TYPE_CHECKING:

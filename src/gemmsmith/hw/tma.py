@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.cached_property import cached_property
-from gemmsmith.core.integers import round_up
-from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
+from gemmsmith.core.arguments import INTERLEAVED_ROWS, TensorMap
+from gemmsmith.core.frozen import cached_property
+from gemmsmith.core.scalars import round_up
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, tensor_map, u16, u32, u64

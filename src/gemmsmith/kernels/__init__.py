@@ -30,7 +30,7 @@ from gemmsmith.core.spec import KernelSpec as KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue as Epilogue
 from gemmsmith.kernels.cooperative import consumer_loop as consumer_loop
 from gemmsmith.kernels.cooperative import record_cooperative as record_cooperative
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler as make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler as make_tile_scheduler
 from gemmsmith.tile_scheduler.tiles import OperandCoord as OperandCoord
 from gemmsmith.tile_scheduler.tiles import TileScheduler as TileScheduler
 from gemmsmith.tile_scheduler.tiles import WorkRange as WorkRange

@@ -15,7 +15,7 @@ from gemmsmith.kernels.gathering_producer import gathering_producer
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.make_tile_scheduler import MakeScheduler, make_tile_scheduler
+from gemmsmith.tile_scheduler import MakeScheduler, make_tile_scheduler
 
 SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 """setmaxnreg values (producer, consumer) by number of consumer warpgroups; the totals fit the register file of 64 K.

@@ -13,7 +13,7 @@ from gemmsmith.core.mma import MMA_SYNC
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 
 
 def mma_multistage(k: Builder, spec: KernelSpec) -> None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.make_spec import mma_of
 from gemmsmith.core.mma import Major
 from gemmsmith.core.operand import operand_major
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
 from gemmsmith.core.product import ROLES, Role
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

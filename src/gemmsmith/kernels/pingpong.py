@@ -15,7 +15,7 @@ from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.cooperative import producer_warps, registers_per_thread
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 
 
 def pingpong(k: Builder, spec: KernelSpec) -> None:

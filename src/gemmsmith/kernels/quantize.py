@@ -14,9 +14,9 @@ from typing import Literal
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.kernels.register_tile import (
     QUANTIZATION_BLOCK,
     THREADS,

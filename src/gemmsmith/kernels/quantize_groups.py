@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from math import prod
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.kernels.quantize import QuantizedOutput, QuantizeSpec
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, THREADS, BoundTiles, RegisterTile
 from gemmsmith.kernels.scale_groups import ColumnScaleGroup

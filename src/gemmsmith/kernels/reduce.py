@@ -13,10 +13,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.epilogue.group_partials import RANGE_BYTES
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.epilogue.partials import PartialsShape

@@ -14,8 +14,8 @@ from math import prod
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import FP16, FP32, INT8, DType
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U16, U32, U64
 from gemmsmith.lang.values import Value, ValueLike, as_value

@@ -14,7 +14,7 @@ from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 
 
 def sgemm(k: Builder, spec: KernelSpec) -> None:

@@ -13,7 +13,7 @@ from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.tile_scheduler import make_tile_scheduler
 from gemmsmith.tile_scheduler.tiles import WorkTile
 
 

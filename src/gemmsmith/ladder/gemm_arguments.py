@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.location import hide_frames

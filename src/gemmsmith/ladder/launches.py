@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix
 from gemmsmith.kernels.pack import BoundPacking, Packing
 from gemmsmith.ladder.block_tile import block_tile

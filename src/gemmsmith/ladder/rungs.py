@@ -20,7 +20,7 @@ from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError, HazardError
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.host.output_kernels import to_canonical_matrix
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.ladder.launches import LADDER_KERNELS, ladder_launches

@@ -1,5 +1,7 @@
 """The language of kernels: `Builder` records one; `gemmsmith.hw` has the instructions."""
 
+from gemmsmith.core.arguments import Pointer as Pointer
+from gemmsmith.core.arguments import TensorMap as TensorMap
 from gemmsmith.core.dtypes import BF16 as BF16
 from gemmsmith.core.dtypes import E4M3 as E4M3
 from gemmsmith.core.dtypes import E5M2 as E5M2
@@ -10,8 +12,6 @@ from gemmsmith.core.dtypes import INT8 as INT8
 from gemmsmith.core.dtypes import INT32 as INT32
 from gemmsmith.core.dtypes import TF32 as TF32
 from gemmsmith.core.dtypes import DType as DType
-from gemmsmith.core.pointer import Pointer as Pointer
-from gemmsmith.core.tensor_map import TensorMap as TensorMap
 from gemmsmith.core.tile import Tile as Tile
 from gemmsmith.lang.builder import Builder as Builder
 from gemmsmith.lang.kernel import Kernel as Kernel

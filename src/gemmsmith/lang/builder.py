@@ -14,7 +14,7 @@ from types import TracebackType
 
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.scalars import round_up
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.current_builder import ACTIVE_BUILDER

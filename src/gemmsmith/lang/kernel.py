@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import REGISTERS_PER_SM, Chip
 from gemmsmith.core.errors import ConfigError, KernelError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.frozen import cached_property
+from gemmsmith.core.scalars import round_up
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block, Function, instructions
 from gemmsmith.lang.types import U64

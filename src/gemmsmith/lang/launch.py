@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.lang.kernel import Kernel
 
 Argument = int | float | TensorMap | tuple[int, ...] | Pointer

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.frozen import cached_property
+from gemmsmith.core.scalars import round_up
 from gemmsmith.core.tile import MIN_TILE_ALIGNMENT_BYTES, Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32

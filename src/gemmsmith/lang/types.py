@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.frozen import cached_property
 
 
 @dataclass(frozen=True, eq=False)

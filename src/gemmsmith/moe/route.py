@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Literal
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

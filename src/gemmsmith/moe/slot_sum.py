@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel

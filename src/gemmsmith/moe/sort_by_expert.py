@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Any
 
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32
 from gemmsmith.lang.types import I32, ScalarType

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.values import Value

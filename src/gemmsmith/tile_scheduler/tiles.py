@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.product import Role
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder

@@ -16,10 +16,10 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
 from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ARGUMENTS, PYTORCH_PAGE, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached

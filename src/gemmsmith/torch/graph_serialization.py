@@ -2,8 +2,8 @@
 
     bias n bf16 | accumulator; operand: bias; add 0 1; gelu 2 | out 3 bf16
 
-A string is needed in two places: an operator's arguments, and torch.compile, which passes only values of Python's own
-types from one `dynamo_constant` to the next. Inside of such functions graphs are EpilogueGraphs.
+Operators take strings, and torch.compile passes only values of Python's own types from one `dynamo_constant` to the
+next.
 
 The string has three sections. Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for
 values of halves; "one" for a scalar), and its dtype or "number". Nodes, numbered from 0: the operation, its inputs, and

@@ -11,8 +11,8 @@ import torch
 from gemmsmith.binding import checks
 from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ARGUMENTS, ARGUMENTS_OF_GROUPS, ArgumentError
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (

@@ -8,11 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.core.integers import as_integer
+from gemmsmith.core.scalars import as_bools, as_integer
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch.api import as_batched_input, autocast, expect_tensor

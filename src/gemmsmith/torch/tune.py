@@ -11,7 +11,7 @@ import torch.distributed
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import as_integer
+from gemmsmith.core.scalars import as_integer
 from gemmsmith.host.autotune import Autotune, active, share
 from gemmsmith.tuning.measured_configs import Entry
 

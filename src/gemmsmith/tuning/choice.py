@@ -16,8 +16,8 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
 from gemmsmith.epilogue.register_usage import row_function_inputs

@@ -20,10 +20,10 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WARP_THREADS, WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS

@@ -17,9 +17,9 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, TF32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.spec import num_reducing_ctas
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N
 from gemmsmith.hw.cluster import MAX_CLUSTERS

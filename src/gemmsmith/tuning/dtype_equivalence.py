@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32, DType
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import TF32X3_MMAS
 from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.kernels.pack import Packing, with_packed_operands
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gemmsmith.core.chip import HOPPER, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.tuning.choose_sm80 import KernelCost, SgemmEstimate, rank_sm80, sgemm_estimate
 from gemmsmith.tuning.explain_config import MIN_SHARE, Part, changes, explanation, groups_line, microseconds

@@ -16,9 +16,9 @@ from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.choose import rank_configs

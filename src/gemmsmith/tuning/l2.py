@@ -19,8 +19,8 @@ from typing import NamedTuple, get_args
 from gemmsmith.core import pictures
 from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.tuning.config_table import SMS_PER_GPC, get_max_active_clusters
 from gemmsmith.tuning.gpus import H200, NUM_SMS, Gpu
 

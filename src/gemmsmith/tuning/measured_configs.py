@@ -28,8 +28,8 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import E4M3, E5M2, FP16, INT8
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
-from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import round_up
 from gemmsmith.core.version import __version__
 
 _LOGGER = logging.getLogger("gemmsmith")

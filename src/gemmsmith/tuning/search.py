@@ -27,7 +27,7 @@ from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import INT8, DType
 from gemmsmith.core.errors import DeviceError, GemmsmithError
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.tuning.choice import candidates, choose_config
 from gemmsmith.tuning.choose import sustained_us
 from gemmsmith.tuning.gpus import gpu_at

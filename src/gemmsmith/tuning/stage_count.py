@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands

@@ -15,8 +15,8 @@ from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.scalars import round_up
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
 from gemmsmith.tuning.choose import choose, estimates_us

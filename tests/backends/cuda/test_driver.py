@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gemmsmith.backends.cuda import driver
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.tensor_map import TensorMap
 
 MAP = TensorMap(1 << 40, BF16, (4096, 300, 2), (8192, 1 << 20), (64, 128, 1), 128)
 

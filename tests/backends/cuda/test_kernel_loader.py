@@ -18,11 +18,10 @@ from gemmsmith.backends.cuda.driver import DeviceAttributes, check, device_attri
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, DeviceError
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.tensor_map import TensorMap
 
 ROWS, COLUMNS = 8, 32
 

@@ -17,8 +17,8 @@ from gemmsmith import ArgumentError, Config, arrays
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.binding import request
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.chip import CHIPS
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host import cached_run, output_kernels, packing, planned_gemm
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.kernel import Kernel

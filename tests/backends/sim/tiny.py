@@ -10,8 +10,8 @@ from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.record import Record as Recorded
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import U32

@@ -29,7 +29,7 @@ from examples.own_int4 import INT4_WEIGHTS
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Plan, Spec
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.host.export.signature import Signature
 from gemmsmith.lang.launch import Launches
 

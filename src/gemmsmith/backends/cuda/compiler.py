@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda import cache as cubin_cache
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import CompileError
+from gemmsmith.core.frozen import cached_property
 
 _LOGGER = logging.getLogger("gemmsmith")
 _PTXAS_ERROR_LINE = r"ptx input, line (\d+); error"

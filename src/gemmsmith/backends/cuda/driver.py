@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.compiler import nvrtc_version
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.chip import CHIPS, HOPPER, Chip
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.tensor_map import TensorMap
 
 MAX_CACHED_TENSOR_MAPS = 4096
 """Each takes 128 bytes, and a few hundred of Python objects."""

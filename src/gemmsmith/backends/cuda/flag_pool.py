@@ -14,7 +14,7 @@ from typing import Any
 from gemmsmith.backends.cuda.cuda_graph import Stream
 from gemmsmith.backends.cuda.driver import bindings, check
 from gemmsmith.backends.cuda.kernel_loader import device_guard, is_capturing, relaxed_capture_mode
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.scalars import round_up
 
 POOL_BLOCK_BYTES = 1 << 20
 """Device memory is allocated in blocks of this size. Chosen, not measured."""

@@ -12,10 +12,9 @@ from typing import Any
 
 from gemmsmith.backends.cuda.driver import encode_tensor_map
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.tensor_map import TensorMap
 
 MAX_TENSOR_MAPS = 1024
 """Addresses whose tensor maps are cached, per map of a launch. Chosen, not measured."""

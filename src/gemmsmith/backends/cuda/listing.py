@@ -12,7 +12,7 @@ from operator import and_
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.mnemonics import Code, classify
-from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 

@@ -14,10 +14,10 @@ from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
 from gemmsmith.backends.cuda.flag_pool import pool_of
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.lang.launch import Launch, Launches
 

@@ -6,10 +6,8 @@ element is
     E     = c * P + tiny                                error of the accumulation
     bound = E + u * (|ref| + E) + half a subnormal      then one rounding to the output
 
-- An instruction accumulates k elements of K at a time (a step). A Hopper tensor core aligns their exact products and
-  the accumulator to the largest exponent, truncates each `fraction` bits below it, adds exactly, and rounds once:
-  toward zero to fp32 (of which FP8 keeps `fraction` bits), or to nearest to fp16. Relative to P, the error of a step is
-  at most
+- An instruction adds k products at a time (a step), as hw/mma.py describes. Relative to P, the error of a step is at
+  most
 
       bf16, fp16: 16 * 2^-25 + 2^-23, to fp16 + 2^-11     TF32: 8 * 2^-25 + 2^-23     FP8: 32 * 2^-13 + 2^-13
 
@@ -31,9 +29,7 @@ Further roundings in fp32, by source:
 A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
 all have the same.
 
-Source: measured on an H200, bit for bit (docs/notebook/tensor-cores.md), as published for an H100
-(Xie et al., "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004); Higham, "Accuracy and Stability of
-Numerical Algorithms", section 3.1, for the product of steps.
+Source: hw/mma.py; for the product of steps Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1.
 
 Overflow. An Inf is accepted if some order of the sum can reach it: the positive (or negative) products by themselves
 exceed the accumulator's range, or the result the output's. A NaN is accepted if both do. Elsewhere, NaN and Inf must be
@@ -58,9 +54,9 @@ import numpy as np
 from gemmsmith.backends.reference.matmul import Array, blockwise_scaled_matmul, matmul_float64, truncate_to_tf32
 from gemmsmith.core.dtypes import FP16, FP32, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import FMA, TF32X3_MMAS, Mma, select_mma
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.scalars import ceil_div
 
 STEP_UNDERFLOW_ERROR = {FP32: 2.0**-146, FP16: 2.0**-24, INT32: 0.0}
 """Absolute error of one step near zero, by accumulator dtype: truncation at exponent -126 - 25 (fp32), the last

@@ -10,8 +10,8 @@ import numpy as np
 from gemmsmith.backends.reference.epilogue import reduced
 from gemmsmith.backends.reference.matmul import Array
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.scalars import ceil_div
 
 Multiply = Callable[[Array, Array, Array | None, Array | None], Array]
 """(a, b, scale_a, scale_b) -> the product of a group."""

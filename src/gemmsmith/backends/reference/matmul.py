@@ -8,9 +8,9 @@ import numpy as np
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, INT32, MAX_FINITE, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import N8_COLUMNS, Mma
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.scalars import ceil_div
 
 Array = np.ndarray[Any, Any]
 ROWS_PER_MATMUL = 64

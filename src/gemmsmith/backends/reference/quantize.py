@@ -10,8 +10,8 @@ import numpy as np
 from gemmsmith.backends.reference.grouped import group_slices
 from gemmsmith.core.dtypes import FP32, MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.hw.convert import round_to_8_bits
 
 Array = np.ndarray[Any, Any]

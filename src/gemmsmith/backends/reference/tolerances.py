@@ -18,8 +18,8 @@ from gemmsmith.backends.reference.evaluation import Evaluation
 from gemmsmith.backends.reference.matmul import Array
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import Mma
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.graph.functions import FUNCTIONS
 
 PATTERNS = 16

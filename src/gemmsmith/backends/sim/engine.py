@@ -18,7 +18,7 @@ from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.arguments import TensorMap
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.statements import Block

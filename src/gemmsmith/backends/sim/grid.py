@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.state.cta import Cluster, Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.core.errors import ArgumentError, KernelError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.scalars import round_up
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.statements import Block, If, Role, Statement, children, instructions
 from gemmsmith.lang.values import Builtin, Operation, Value

@@ -16,7 +16,7 @@ from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.scalars import round_up
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.location import SourceLocation

@@ -13,8 +13,8 @@ from functools import partial, wraps
 from numbers import Real
 from typing import Any, NamedTuple
 
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.values import Traced, is_compile_proxy, quantize, top_k_softmax
 from gemmsmith.graph.functions import FUNCTIONS

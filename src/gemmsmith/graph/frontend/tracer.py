@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import BOOL, DType
 from gemmsmith.core.errors import did_you_mean
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.graph.frontend.purity import find_reads, is_module
 from gemmsmith.graph.frontend.values import Traced, Tracer, call

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import round_up
+from gemmsmith.core.scalars import round_up
 from gemmsmith.host.export.header import check_name, cubin_name, make_header, make_tvm_ffi, with_identifiers
 from gemmsmith.host.export.program import Program
 from gemmsmith.host.export.search import explore_choice

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from gemmsmith.arrays.dlpack import DLPACK_DTYPES
 from gemmsmith.backends.cuda.driver import tensor_map_names
+from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.templates import fill_template
-from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host.export.program import Program, numbers_of
 from gemmsmith.host.export.signature import Array, Signature
 from gemmsmith.lang.kernel import Kernel

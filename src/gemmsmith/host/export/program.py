@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Union
 
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.arguments import Pointer, TensorMap
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.host.export.symbol import OPERATIONS, Expression, Inverse, Outcomes, Symbol, traced
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches

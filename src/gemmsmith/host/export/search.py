@@ -13,8 +13,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import MAX_EXTENT
+from gemmsmith.core.scalars import round_up
 from gemmsmith.host.export.signature import SIZES, Signature, Values, served_rows
 from gemmsmith.host.export.symbol import Expression, Outcomes, Symbol, function_of, traced, variables_of
 from gemmsmith.lang.launch import Launches

@@ -17,9 +17,9 @@ from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.grouping import MIN_CAPACITY
-from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS
 from gemmsmith.core.problem import MAX_EXTENT, MAX_STRIDE_BYTES, SCALE_BLOCK, SCALE_NAMES, TMA_ALIGNMENT_BYTES
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.host.export.symbol import Expression, Symbol, traced

@@ -17,8 +17,8 @@ from torch._inductor.virtualized import V
 from torch.utils import _pytree
 
 import gemmsmith
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
 from gemmsmith.torch.compiler.measure import configured_timer

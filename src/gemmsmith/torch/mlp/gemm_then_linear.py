@@ -13,9 +13,9 @@ import torch
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, check_tensor, is_autocast, is_dtensor, prepare

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import fusion
 
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.fingerprint import register_constant
 from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
 from gemmsmith.torch.api import as_batched_input, gemm, is_dtensor

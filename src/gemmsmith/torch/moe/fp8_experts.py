@@ -13,8 +13,8 @@ from gemmsmith.api import gemm, grouped_gemm
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+from gemmsmith.core.scalars import round_up
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK

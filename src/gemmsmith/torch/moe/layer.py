@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.integers import as_integers
+from gemmsmith.core.scalars import as_bools, as_integers
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.moe.route import check_counts
 from gemmsmith.torch.api import as_batched_input, expect_tensor, is_dtensor

@@ -6,11 +6,10 @@
         Tensor gate_up, Tensor down, str activation, bool interleaved, bool sums, bool in_fp8, bool[] needs)
         -> (Tensor, Tensor, Tensor, Tensor, Tensor)
 
-Rows are slots (token * top_k + i) in the order of their experts; `table` has offsets, token_of_row and row_of_slot of
-`SortedSlots`. Forward returns the sum of each token's rows, or with `sums` False the rows, and then the `halves` that
-backward reads: gate and up, (rows, hidden) each, or one matrix of both with gate_up's order of columns. Backward
-returns the gradients of x, row_weights, gate_up, down and bias; `needs` says which of x, gate_up, down and bias need
-one.
+Rows are slots in the order of their experts; `table` has offsets, token_of_row and row_of_slot of `SortedSlots`.
+Forward returns the sum of each token's rows, or with `sums` False the rows, and then the `halves` that backward reads:
+gate and up, (rows, hidden) each, or one matrix of both with gate_up's order of columns. Backward returns the gradients
+of x, row_weights, gate_up, down and bias; `needs` says which of x, gate_up, down and bias need one.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 The rules, as Nsight Compute counts on an H200 (benchmarks/ladder/counters.py):
 
-- Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word per bank for any number of lanes; a warp's
-  access takes as many wavefronts as the most words that it accesses in one bank (CUDA C++ Programming Guide, "Shared
-  Memory").
-- A wavefront moves 128 bytes: it serves half a warp for accesses of 8 bytes per lane, a quarter for 16 bytes. If in a
-  load all 32 lanes have the address of their neighbor at distance 1, or all that of their neighbor at distance 2, it
-  serves twice as many lanes.
+- A wavefront reads or writes one word of each of the 32 banks for any number of lanes; an access takes as many as the
+  most words that it accesses in one bank (CUDA C++ Programming Guide, "Shared Memory").
+- It serves half a warp for accesses of 8 bytes per lane, a quarter for 16 bytes; twice as many lanes if in a load all
+  have the address of their neighbor at distance 1, or all that of their neighbor at distance 2.
 - ldmatrix and stmatrix take 8 rows of 16 bytes per wavefront, also if rows are equal.
 - Lanes that copy (LDGSTS) from one line of 128 bytes of global memory share a wavefront; lanes that write zeros count
   as in a store.
@@ -28,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
-from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel

@@ -17,11 +17,11 @@ from gemmsmith.backends.sim.memory.clocks import (
     GLOBAL_PROXY_FENCED,
     MBARRIER_INIT_FENCED,
     PREREQUISITE_GRIDS_BIT,
+    scope_of,
 )
-from gemmsmith.backends.sim.memory.scopes import scope_of
 from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES, TENSOR_CORES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 
 FENCED_ROWS = {
     "proxy.async.shared::cta": ASYNC_PROXY_FENCED,

@@ -12,11 +12,12 @@ from gemmsmith.backends.sim.memory.clocks import (
     EXECUTED,
     HAPPENS_BEFORE,
     MBARRIER_INIT_FENCED,
+    ScopeLevel,
     VectorClock,
+    scope_of,
 )
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
-from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
 from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta

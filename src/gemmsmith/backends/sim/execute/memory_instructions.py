@@ -11,9 +11,8 @@ import numpy as np
 
 from gemmsmith.backends.sim.execute.checked_memory import CheckedMemory, ResolvedAccess
 from gemmsmith.backends.sim.execute.counters import AccessCounter
-from gemmsmith.backends.sim.memory.clocks import EXECUTED
+from gemmsmith.backends.sim.memory.clocks import EXECUTED, ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
-from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.sync_variables import ReleasedClock, synchronizing_scope
 from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, MEMORY_INSTRUCTION_CYCLES, STORE_LATENCY
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, ActiveWarps, LockstepGroup, Wait

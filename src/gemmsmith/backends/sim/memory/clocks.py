@@ -1,4 +1,4 @@
-"""Happens-before: vector clocks over agents, plus one bit per completed asynchronous operation.
+"""Happens-before: vector clocks over agents, plus one bit per completed asynchronous operation; memory scopes.
 
 PTX ISA, "Memory consistency model": synchronization through a barrier, a memory word or a fence is limited to its
 scope. That an event has been executed follows at any scope.
@@ -7,10 +7,10 @@ scope. That an event has been executed follows at any scope.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
-
-from gemmsmith.backends.sim.memory.scopes import ScopeLevel
 
 HAPPENS_BEFORE, ASYNC_PROXY_FENCED, GLOBAL_PROXY_FENCED, MBARRIER_INIT_FENCED, EXECUTED = range(5)
 """Rows of `VectorClock.event_counts`."""
@@ -19,6 +19,34 @@ AGENTS_PER_WARP = 4
 """Agents per warp: the full warp, and up to three subsets of lanes; further subsets share the last."""
 PREREQUISITE_GRIDS_BIT = 1
 """Bit of `VectorClock.completed_bits` for the prerequisite grids (programmatic dependent launch)."""
+
+
+class ScopeLevel(IntEnum):
+    """The threads that a synchronization includes: those of the CTA, its cluster, or the GPU (PTX ISA, "Scope")."""
+
+    CTA = 0
+    CLUSTER = 1
+    GPU = 2
+
+
+class HasClusterRank(Protocol):
+    """A CTA, with its index in the grid and its rank in the cluster."""
+
+    index: int
+    rank: int
+
+
+def scope_of(name: str) -> ScopeLevel:
+    """Return the level of a PTX scope qualifier: cta, cluster or gpu."""
+    return ScopeLevel[name.upper()]
+
+
+def narrowest_common_scope(one: HasClusterRank, other: HasClusterRank) -> ScopeLevel:
+    """Return the narrowest scope that contains both CTAs: that of the CTA, of the cluster, or of the GPU."""
+    if one is other:
+        return ScopeLevel.CTA
+    is_one_cluster = one.index - one.rank == other.index - other.rank  # the index of the cluster's first CTA
+    return ScopeLevel.CLUSTER if is_one_cluster else ScopeLevel.GPU
 
 
 class VectorClock:

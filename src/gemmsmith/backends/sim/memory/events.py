@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.memory.clocks import HAPPENS_BEFORE, VectorClock, Warp
-from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
+from gemmsmith.backends.sim.memory.clocks import (
+    HAPPENS_BEFORE,
+    HasClusterRank,
+    ScopeLevel,
+    VectorClock,
+    Warp,
+    narrowest_common_scope,
+)
 from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.machine import Proxy
 

@@ -11,7 +11,7 @@ import numpy as np
 from gemmsmith.backends.sim.memory.clocks import VectorClock
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.report.hazards import Hazards
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.scalars import ceil_div
 
 MAX_ACCESS_BYTES = 16
 """Most bytes that one thread loads or stores in one instruction."""

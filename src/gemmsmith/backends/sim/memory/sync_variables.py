@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gemmsmith.backends.sim.memory.clocks import VectorClock
+from gemmsmith.backends.sim.memory.clocks import HasClusterRank, ScopeLevel, VectorClock, narrowest_common_scope
 from gemmsmith.backends.sim.memory.events import Event
-from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 
 
 class ReleasedClock(NamedTuple):

@@ -13,8 +13,8 @@ from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, tests_only_skip_waits
 from gemmsmith.backends.sim.state.operations import Operations
-from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import occupancy
+from gemmsmith.core.frozen import cached_property
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.machine import Access
 

@@ -1,4 +1,4 @@
-"""Integer arithmetic of sizes, with CUTLASS's names, and checks of integer arguments."""
+"""Integer arithmetic of sizes, with CUTLASS's names, and checks of integer and bool arguments."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ def as_integer(name: str, x: Any, least: int | None = None) -> int:
 def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
     """Check each argument as `as_integer` does, with the same `least`, and return them in order."""
     return tuple([as_integer(name, x, least) for name, x in arguments.items()])
+
+
+def as_bools(**arguments: object) -> tuple[bool, ...]:
+    """Return the arguments, in order, as bools.
+
+    Raises ArgumentError for a value that is not a bool, even if Python accepts it as one: "no", 1, None.
+    """
+    import numpy as np  # takes half a second
+
+    for name, x in arguments.items():
+        if not isinstance(x, (bool, np.bool_)):
+            raise ArgumentError(f"{name}: got {x!r}; use True or False")
+    return tuple([bool(x) for x in arguments.values()])

@@ -1,4 +1,4 @@
-"""A TMA tensor map as data: backends encode it (CUDA) or decode it (simulator)."""
+"""Kernel arguments as data: addresses known only at launch, and TMA tensor maps, which backends encode or decode."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.pointer import Pointer
 
 INTERLEAVED_ROWS = 16
 """Rows of which the first half are one tensor's and the others another's."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address `offset` bytes into the array `name`; the value itself if the operand `name` is a scalar.
+
+    `reaches_other`: the address is that of the second of two arrays whose columns alternate. `offset` is then their
+    distance, which a launch with other arrays replaces by the distance of those.
+    """
+
+    name: str
+    offset: int = 0
+    reaches_other: bool = False
+
+    def __add__(self, nbytes: int) -> Pointer:
+        return Pointer(self.name, self.offset + nbytes, self.reaches_other)
 
 
 @dataclass(frozen=True)
