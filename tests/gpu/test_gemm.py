@@ -204,6 +204,32 @@ def test_later_calls_put_addresses_in() -> None:
         square.run(store[0], store[1], store[0])
 
 
+@pytest.mark.parametrize(("n", "k"), [(512, 1000), (1000, 384), (4096, 64)])
+def test_rows_of_one_plan(n: int, k: int) -> None:
+    """M from 1 to 40, in any order and by several threads: most of them take the plan of another M."""
+    b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
+    column = torch.randn(n, device="cuda")
+
+    def check(m: int) -> None:
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        row = torch.randn(m, 1, device="cuda")
+        d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        fused = torch.full((m, n), float("nan"), device="cuda")
+        gemmsmith.gemm(a, b, out=d)
+        gemmsmith.gemm(
+            a, b, epilogue=lambda acc, row, column, x: acc * row + column * x, row=row, column=column, x=m / 8,
+            out=fused, out_dtype="fp32",
+        )  # fmt: skip
+        product = a.double() @ b.double()
+        torch.testing.assert_close(d.double(), product, rtol=2**-7, atol=1e-3 * k**0.5)
+        torch.testing.assert_close(fused.double(), product * row + column * (m / 8), rtol=1e-4, atol=1e-4 * k**0.5)
+
+    sizes = [*range(1, 41), *range(1, 41)]
+    random.shuffle(sizes)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(check, sizes))
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_prepared_run(config) -> None:
     """Reads what its arrays hold when it is called: on the current stream, on another, in a graph."""
