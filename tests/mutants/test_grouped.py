@@ -15,7 +15,7 @@ from tests.mutants.mutate import MAX_HAZARDS, first_kinds, mutants, stopping_aft
 from tests.mutants.test_mutants import EQUIVALENT, EQUIVALENT_ALONE, EXPECTED
 
 import gemmsmith
-from gemmsmith import Config, Grouping, Spec, hw
+from gemmsmith import Config, Grouping, Spec, hw, tile_scheduler
 from gemmsmith.backends.sim import GlobalMemory
 from gemmsmith.collective import pipeline, ragged_k
 from gemmsmith.collective.pipeline import PipelineTmaAsync
@@ -32,7 +32,7 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Addresses, Launch
 from gemmsmith.lang.types import I32, PRED, U64
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler import group_table, make_tile_scheduler
+from gemmsmith.tile_scheduler import group_table
 from gemmsmith.tile_scheduler.group_table import GroupTable
 from gemmsmith.tile_scheduler.grouped import KGroupedTileScheduler, RowGroupedTileScheduler
 from gemmsmith.tile_scheduler.tiles import NO_END, WorkRange, WorkTile
@@ -283,7 +283,7 @@ def test_a_cluster_with_tiles_of_two_groups(config: Config, monkeypatch: Patch) 
     """Each CTA multicasts its half of its own group's B to the other one."""
     assert ROWS.findings(config) == set()
     build.cache_clear()
-    monkeypatch.setattr(make_tile_scheduler, "RowGroupedTileScheduler", TilesOfCtas)
+    monkeypatch.setattr(tile_scheduler, "RowGroupedTileScheduler", TilesOfCtas)
     assert "wrong" in ROWS.found_in_any(config)
 
 
@@ -500,7 +500,7 @@ def test_slices_of_different_lengths_in_a_cluster(cluster: tuple[int, int], seed
     config = TALL.replace(cluster=cluster)
     assert case.findings(config, seed) == set()
     build.cache_clear()
-    monkeypatch.setattr(make_tile_scheduler, "KGroupedTileScheduler", OfTwoGroups)
+    monkeypatch.setattr(tile_scheduler, "KGroupedTileScheduler", OfTwoGroups)
     assert "deadlock" in case.findings(config, seed)
 
 
