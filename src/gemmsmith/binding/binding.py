@@ -164,7 +164,7 @@ class Binding:
     @property
     def results_overlap(self) -> bool:
         """Whether a given result shares a byte with another array."""
-        arrays = {name: x for name, x in self.arguments.items() if isinstance(x, ArrayInfo) and x.address}
+        arrays = {name: x for name, x in self.arguments.items() if isinstance(x, ArrayInfo)}
         results = [result_argument(name) for name in self.results]
         return any(arrays_overlap(arrays[r], x) for r in results for name, x in arrays.items() if name != r)
 

@@ -156,12 +156,11 @@ def _run_uncached(
         binding = bind(request).allocate_results()
         run_reference(binding)
         return None, binding.value
-    serves_other_rows = is_cached and planned.serves_other_rows
     binding = planned.detach_arrays()
     # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
     cache_key = arrays if results.keys() == binding.results.keys() and not tune_later else None
     if is_cached:
         _PLAN_CACHE[key] = planned, None
-    if serves_other_rows and cache_key is not None:
-        _PLANS_BY_ROWS[by_rows] = planned
+        if cache_key is not None and planned.serves_other_rows:
+            _PLANS_BY_ROWS[by_rows] = planned
     return planned, planned.run_bound(binding, cache_key=cache_key)

@@ -99,9 +99,10 @@ class PlannedGemm:
         binding, is_rounded = self.binding, self.binding.swapped == self.config.swap_ab
         if self._version is None or not is_rounded or not binding.has_changeable_rows:
             return False
-        most = rounded_rows(binding.shape[0])
+        m, most = binding.shape[0], rounded_rows(binding.shape[0])
+        largest = changed(binding, problem=binding.problem_with_rows(most))
         try:  # a copy of so many rows may be too large
-            return changed(binding, problem=binding.problem_with_rows(most)).kernel_spec(self.config) == self.spec
+            return m == most or largest.kernel_spec(self.config) == self.spec
         except ArgumentError:
             return False
 
@@ -172,34 +173,15 @@ class PlannedGemm:
         self.binding = changed(binding, results={}, like=None)
         return binding
 
-    def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
+    def run_bound(
+        self, binding: Binding, workspace: Any = None, cache_key: Hashable = None, launches: Launches | None = None
+    ) -> Any:  # fmt: skip
         """Run a GEMM whose arrays are bound already, and return its results.
 
-        `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached, or None.
+        `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached, or None. `launches`:
+        the binding's, if the plan's kernel is known to compute them.
         """
-        return self._run(binding, self._prepare(binding), workspace, cache_key)
-
-    def run_other_rows(
-        self, m: int, addresses: Mapping[str, Any], results: Mapping[str, Any], a: Any, cache_key: Hashable
-    ) -> Any:  # fmt: skip
-        """Run the GEMM of arrays that differ from the plan's only in M and in their addresses; `rounded_rows` is equal.
-
-        Its own plan would take twice as long, and have the same kernel. Return None, and do nothing, if that
-        plan's config may be another one meanwhile, or if it must check whether a result overlaps another array.
-        """
-        if self._version != measured_configs.version(self.binding.a.device_index):
-            return None
-        binding = self.binding.with_rows(m, addresses, results, a)
-        if binding.results_overlap:
-            return None
-        backend = resolve_backend(self._request.backend, binding.a, "a")
-        prepared = backend, binding.allocate_results(), build_launches(binding, self.spec)
-        return self._run(binding, prepared, None, cache_key)
-
-    def _run(
-        self, binding: Binding, prepared: tuple[Backend, Binding, Launches], workspace: Any, cache_key: Hashable
-    ) -> Any:  # fmt: skip
-        backend, complete, launches = prepared
+        backend, complete, launches = self._prepare(binding, launches=launches)
         if backend == "reference":
             run_reference(complete)
         elif backend == "cuda":
@@ -216,13 +198,30 @@ class PlannedGemm:
                 raise HazardError(hazards)
         return complete.value
 
+    def run_other_rows(
+        self, m: int, addresses: Mapping[str, Any], results: Mapping[str, Any], a: Any, cache_key: Hashable
+    ) -> Any:  # fmt: skip
+        """Run the GEMM of arrays that differ from the plan's only in M and in their addresses; `rounded_rows` is equal.
+
+        Its own plan would take twice as long, and have the same kernel. Return None, and do nothing, if that
+        plan's config may be another one meanwhile, or if it must check whether a result overlaps another array.
+        """
+        if self._version != measured_configs.version(self.binding.a.device_index):
+            return None
+        binding = self.binding.with_rows(m, addresses, results, a)
+        if binding.results_overlap:
+            return None
+        return self.run_bound(binding, cache_key=cache_key, launches=build_launches(binding, self.spec))
+
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
         return bind(request, self.binding)
 
-    def _prepare(self, binding: Binding, backend: Backend | None = None) -> tuple[Backend, Binding, Launches]:
+    def _prepare(
+        self, binding: Binding, backend: Backend | None = None, launches: Launches | None = None
+    ) -> tuple[Backend, Binding, Launches]:
         backend = resolve_backend(backend or self._request.backend, binding.a, "a")
-        return backend, binding.allocate_results(), self._launches(binding)
+        return backend, binding.allocate_results(), launches or self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
         """Return the launches for other arrays. Raises ArgumentError if the plan's kernel cannot compute them.

@@ -25,7 +25,7 @@ from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
-from gemmsmith.tuning.config_table import M_GRANULARITY, round_up_m, rounds_up_m
+from gemmsmith.tuning.config_table import M_GRANULARITY, rounds_up_m
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.grouped import choose_grouped, rank_grouped
 from gemmsmith.tuning.measured_configs import key_of
@@ -117,7 +117,7 @@ class Choice:
 
 
 def rounded_rows(m: int) -> int:
-    """Return the M by which configs are looked up or ranked."""
+    """Return the M by which the configs of a GEMM of `m` rows are looked up, or ranked, if `rounds_up_m`."""
     return m if m <= M_GRANULARITY else round_up(m, M_GRANULARITY)
 
 
@@ -140,7 +140,7 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
     try:
         if is_covered and not batch_invariant:
             version = measured_configs.version(device)
-            rounded = round_up_m(problem) if problem.m > M_GRANULARITY else problem
+            rounded = problem.with_rows(rounded_rows(problem.m)) if rounds_up_m(problem) else problem
             config, origin = _tuned_or_chosen(rounded, binding.spec, chip, gpu, device, version)
         else:
             config, origin = _by_exact_rows(binding, chip, gpu, model, batch_invariant)

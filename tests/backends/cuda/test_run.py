@@ -437,6 +437,20 @@ def test_another_m_of_one_plan(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
     assert len({id(planned) for planned, _ in cached_run._PLAN_CACHE.values()}) == 1
 
 
+def test_another_m_of_an_empty_result(seen: list[Any]) -> None:
+    """A slice of no columns, whose address is 0, as torch's is."""
+
+    class NoColumns(OnGpu):
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {**super().__cuda_array_interface__, "strides": (1024, 2)}
+
+    for m in (97, 98, 99):
+        out = NoColumns((m, 0), 0)
+        assert gemmsmith.gemm(OnGpu((m, 64), 0x10000), OnGpu((64, 0), 0x100000), out=out) is out
+    assert not seen
+
+
 def test_zeros_of_both_signs(seen: list[Any]) -> None:
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     for s in (0.0, -0.0, 0.0):
