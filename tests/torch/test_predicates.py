@@ -69,7 +69,7 @@ def evaluate(program: Any, acc: Any, x: Any, one_hot: Any) -> tuple[Any, ...]:
     steps, results = program
     for kind, name, i, j, k in steps:
         if kind == "smooth":  # not among the numbers, as comparisons of rounded values differ
-            y = SMOOTH[name](predicate(i).float() if j % 2 else torch.clamp(number(i), -4, 4))
+            y = SMOOTH[name](predicate(i).float() if j % 2 else torch.clamp(number(i), -4.25, 4.25))
             smooth.append(y)
         elif kind in ("exact", "binary", "masked", "choice", "choice of predicates", "cast"):
             if kind == "exact":

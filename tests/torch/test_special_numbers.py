@@ -70,7 +70,7 @@ FUNCTIONS = {**UNARY, **BINARY}
 OTHERWISE: dict[str, Array] = {"square_root": X == -INF}
 """Where a function is not as torch has it, and neither is its gradient."""
 BOUNDS: dict[str, Array] = {"clamp": (X == -1.0) | (X == 3.0), "clamp_min": X == 0.5}
-"""Where the gradient is 1, as in torch before 2.14, which has 0 there since."""
+"""Where the gradient is 0, as in torch since 2.14, which had 1 there before."""
 SUBNORMAL = (np.abs(X) < TINY) | (np.abs(Y) < TINY)
 BY_RECIPROCALS: dict[str, Array] = {"div": np.abs(Y) > 2.0**126, "pow": SUBNORMAL}
 BY_RECIPROCALS["hypot"] = SUBNORMAL | (np.abs(X) > 2.0**126) | (np.abs(Y) > 2.0**126)
@@ -119,7 +119,7 @@ def by_torch(function: Callable[..., Any], given: list[Array], dtype: torch.dtyp
     grads = torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, grads, strict=True)]
     at_bounds = next((BOUNDS[name] for name in BOUNDS if FUNCTIONS[name] is function), False)
-    return y.detach().double().numpy(), [np.where(at_bounds, 1.0, g.double().numpy()) for g in zeros]
+    return y.detach().double().numpy(), [np.where(at_bounds, 0.0, g.double().numpy()) for g in zeros]
 
 
 def epilogue_of(function: Callable[..., Any]) -> Callable[..., Any]:

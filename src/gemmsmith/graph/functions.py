@@ -254,11 +254,11 @@ def _d_extremum(g: Any, a: Any, b: Any, above: Any, below: Any) -> Any:
     """Return the gradients of a and b for their maximum or minimum.
 
     `above`, `below`: predicates, whether a alone or b alone is selected. As in torch.maximum, equal values get half of
-    g each, and both get g if one of them is NaN. If a or b is a constant, then as in torch.clamp: the other one gets g
-    if it is equal to the constant, and 0 if it is NaN.
+    g each, and both get g if one of them is NaN. If a or b is a constant, then as in torch.clamp since torch 2.14: the
+    other one gets 0 if it is equal to the constant, or NaN.
     """
     if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")):
-        return tuple(g.where((a == b) | isselected, 0.0) for isselected in (above, below))
+        return g.where(above, 0.0), g.where(below, 0.0)
     return tuple((g * 0.5).where(a == b, g.where(~other, 0.0)) for other in (below, above))
 
 
