@@ -159,7 +159,7 @@ class Binding:
 
     def problem_with_rows(self, m: int) -> Problem:
         """Return the problem with `m` rows of the user's D."""
-        return self.problem.T.with_rows(m).T if self.swapped else self.problem.with_rows(m)
+        return self.problem.with_columns(m) if self.swapped else self.problem.with_rows(m)
 
     @property
     def results_overlap(self) -> bool:

@@ -7,7 +7,6 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 from gemmsmith.backends.cuda.driver import encode_tensor_map
@@ -15,6 +14,7 @@ from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.frozen import changed
 
 MAX_TENSOR_MAPS = 1024
 """Addresses whose tensor maps are cached, per map of a launch. Chosen, not measured."""
@@ -103,7 +103,7 @@ class LaunchTemplate:
             map_address = addresses[name] + offset
             encoded_map = encoded.get(map_address)
             if encoded_map is None:
-                tensor_map = encode_tensor_map(replace(template, address=map_address))
+                tensor_map = encode_tensor_map(changed(template, address=map_address))
                 encoded_map = encoded[map_address] = tensor_map, int(tensor_map.getPtr())
             block[entry] = encoded_map[1]
             maps.append(encoded_map)
