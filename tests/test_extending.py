@@ -29,10 +29,9 @@ from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT32, DType
 from gemmsmith.core.graph import OPERATIONS
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma, select_mma
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import Matrix, operand_getter
 from gemmsmith.core.records import Records
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import KernelSpec, MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS

@@ -12,8 +12,8 @@ from gemmsmith.binding.request import Request
 from gemmsmith.collective.tma_operand import TmaOperand, box_rows, multicast_slice_rows
 from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem, Problem, operand_getter
+from gemmsmith.core.spec import MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel

@@ -16,7 +16,7 @@ from gemmsmith import hw
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.spec import MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder

@@ -14,7 +14,6 @@ from gemmsmith import Config, Spec
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.tile import LINE_BYTES
 from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning import model
@@ -53,7 +52,7 @@ def test_lines_of_an_mn_major_operand(width: int, rng: np.random.Generator) -> N
     assert sum(x.lines for x in loads) - of_a == expected
     nbytes, slower = tile_bytes(plan.problem.operands[1], np.array([float(width)]), np.array([float(k)]))
     assert nbytes[0] == k * tile.boxes * tile.pitch
-    assert slower[0] - 1 == pytest.approx(model.UNALIGNED_OVERHEAD * within / (k * tiles * tile.boxes))
+    assert slower[0] - 1 == pytest.approx(model.UNALIGNED_TILE_OVERHEAD * within / (k * tiles * tile.boxes))
 
 
 @given(m=SIZES, n=SIZES, k=SIZES, layout=some.sampled_from(["nn", "tn", "tt"]), gpu=some.sampled_from(GPUS))
@@ -66,7 +65,7 @@ def test_no_choice_reads_narrow_rows_without_need(m: int, n: int, k: int, layout
     config = choose(problem, gpu=gpu)
     spec, oriented = spec_for(config, problem), with_packed_operands(problem.T if config.swap_ab else problem)
     for operand, tile in zip(oriented.operands, spec.tiles, strict=True):
-        if operand_major(operand) == "K":
+        if operand.major == "K":
             continue
         assert tile.pitch == LINE_BYTES or tile.boxes == 1
         within = tile.mn < operand.rows and tile.mn * operand.dtype.bytes % LINE_BYTES

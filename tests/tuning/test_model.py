@@ -67,11 +67,16 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, 
 
 
 @pytest.mark.parametrize(("k", "more"), [
-    (4096, 1), (4096 + 32, 1 + model.UNALIGNED_OVERHEAD), (4096 + 8, 1 + model.UNALIGNED_OVERHEAD), (4096 + 1, 1),
+    (4096, 1), (4096 + 32, 1 + model.UNALIGNED_OVERHEAD), (4096 + 1, 1),
+    (4096 + 8, 1 + model.UNALIGNED_OVERHEAD + model.UNALIGNED_SECTOR_OVERHEAD),
 ])  # fmt: skip
-def test_rows_that_begin_within_a_line_take_longer_to_copy(k: int, more: float) -> None:
-    """Lines have 128 bytes. What is packed first counts as aligned."""
-    assert of(TILE, 4096, 4096, k).copy_cycles == pytest.approx(more * of(TILE, 4096, 4096, 4096).copy_cycles)
+@pytest.mark.parametrize("tiles", [32, 128, 256])
+def test_rows_that_begin_within_a_line_take_longer_to_copy(k: int, more: float, tiles: int) -> None:
+    """Lines have 128 bytes, sectors 32. What is packed first counts as aligned. Few SMs do not wait for the L2."""
+    more = max(more * min(tiles / 132, 1), 1)
+    assert of(TILE, 128 * tiles, 256, k).copy_cycles == pytest.approx(
+        more * of(TILE, 128 * tiles, 256, 4096).copy_cycles
+    )
 
 
 @pytest.mark.parametrize("tiles", [1, 66, 132, 133, 4 * 132, 4 * 132 + 66])

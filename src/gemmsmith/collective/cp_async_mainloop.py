@@ -14,9 +14,8 @@ from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncOperand
 from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import HasBarriers, init_barriers
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.product import Role
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import KernelSpec, MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView

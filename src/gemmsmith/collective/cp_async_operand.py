@@ -8,8 +8,8 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep, ThreadCopyPartition
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.spec import MmaOperand
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value

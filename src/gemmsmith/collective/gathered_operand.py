@@ -9,8 +9,8 @@ from gemmsmith.collective.cp_async_operand import CpAsyncCopies, CpAsyncOperand
 from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep
 from gemmsmith.core.grouping import GATHER
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.spec import MmaOperand
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value

@@ -20,9 +20,8 @@ from gemmsmith.core.mma import (
     WARP_THREADS,
     WGMMA_M,
 )
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.register_budgets import MAX_DOUBLE_BUFFERED_REGISTERS
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import KernelSpec, MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView

@@ -21,10 +21,9 @@ from gemmsmith.collective.ragged_k import RaggedK
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.mma import TF32X3_MMAS, THREADS_PER_WARPGROUP
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.product import Role
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import KernelSpec, MmaOperand
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32, U32

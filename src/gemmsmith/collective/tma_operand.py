@@ -8,9 +8,9 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.core.arguments import INTERLEAVED_ROWS, Pointer, TensorMap
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem, Matrix, OperandFn
 from gemmsmith.core.scalars import round_up
+from gemmsmith.core.spec import MmaOperand
 from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder

@@ -11,7 +11,6 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import Mma
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.scale_spec import ScaleSpec
@@ -42,7 +41,7 @@ def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = 
     scale_a, scale_b = (_scale_spec(problem, role) for role in ROLES)
     spec = _checked(
         KernelSpec(
-            config, mma, tuple(map(operand_major, problem.operands)),
+            config, mma, tuple(x.major for x in problem.operands),
             _with_clipped_rows(epilogue or EpilogueSpec.identity(problem.d), problem, design),
             promoted=problem.promoted,
             scales=(scale_a, scale_b),

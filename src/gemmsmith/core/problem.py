@@ -9,6 +9,7 @@ from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.frozen import cached_property, changed
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.mma import Major
 from gemmsmith.core.product import Role
 from gemmsmith.core.scalars import ceil_div, round_up
 
@@ -67,6 +68,11 @@ class Matrix:
     def is_column_major(self) -> bool:
         """True if rows have unit stride, and the matrix is not `is_row_major`."""
         return self.row_stride == 1 and not self.is_row_major
+
+    @property
+    def major(self) -> Major:
+        """The contiguous dimension of an operand, viewed as (M or N) x K."""
+        return "MN" if self.is_column_major else "K"
 
     @property
     def pitch_bytes(self) -> int:

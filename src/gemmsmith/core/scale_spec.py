@@ -10,7 +10,6 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import (
     Major,
 )
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Scale
 from gemmsmith.core.product import Role
 from gemmsmith.core.scalars import ceil_div, round_up
@@ -39,7 +38,7 @@ class ScaleSpec:
         if not scale:
             return None
         matrix, by_tma = scale.matrix, scale.granularity == 1 and scale.matrix.dtype == FP32
-        major = operand_major(matrix) if by_tma and matrix.is_tma_compatible else None
+        major = matrix.major if by_tma and matrix.is_tma_compatible else None
         return cls(scale.granularity, matrix.dtype, major, matrix.interleave_stride != 0)
 
     def in_groups(self, grouping: Grouping, role: Role) -> ScaleSpec:

@@ -20,8 +20,7 @@ from gemmsmith.core.mma import (
     Major,
     Mma,
 )
-from gemmsmith.core.operand import MmaOperand
-from gemmsmith.core.problem import operand_getter
+from gemmsmith.core.problem import OperandFn, operand_getter
 from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.promotion_plan import PromotionPlan, plan_promotion
 from gemmsmith.core.scale_spec import ScaleSpec
@@ -44,6 +43,29 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
     can_slice_columns = graph.is_transposable and not graph.has_interleaved_columns
     return config.cluster_splits if can_slice_columns and config.tile[1] % columns == 0 else 1
+
+
+@dataclass(frozen=True)
+class MmaOperand:
+    """An operand of the mainloop, which loads and multiplies one tile of it per k-tile.
+
+    Attributes:
+        name: Prefix of its kernel arguments.
+        role: "a" if its rows are rows of D, "b" if they are columns of D.
+        tile: Its tile in a stage: dtype in memory, extents, major-ness.
+        source: Function of a BoundProblem that returns its matrix, viewed as (M or N) x K, and its Pointer.
+        evict: L2 eviction policy of its loads: "first", "normal" or "last".
+        residual: Likewise for the matrix of its TF32 residuals, x - tf32(x); None without 3xTF32.
+        interleaved: Its rows alternate between two matrices, in groups of 8.
+    """
+
+    name: str
+    role: Role
+    tile: Tile
+    source: OperandFn
+    evict: str = "normal"
+    residual: OperandFn | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)

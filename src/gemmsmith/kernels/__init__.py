@@ -22,11 +22,11 @@ from gemmsmith.core.mma import MMA_SYNC as MMA_SYNC
 from gemmsmith.core.mma import WGMMA as WGMMA
 from gemmsmith.core.mma import Fragment as Fragment
 from gemmsmith.core.mma import select_mma as select_mma
-from gemmsmith.core.operand import MmaOperand as MmaOperand
 from gemmsmith.core.problem import BoundProblem as BoundProblem
 from gemmsmith.core.problem import Matrix as Matrix
 from gemmsmith.core.problem import Problem as Problem
 from gemmsmith.core.spec import KernelSpec as KernelSpec
+from gemmsmith.core.spec import MmaOperand as MmaOperand
 from gemmsmith.epilogue.collective_epilogue import Epilogue as Epilogue
 from gemmsmith.kernels.cooperative import consumer_loop as consumer_loop
 from gemmsmith.kernels.cooperative import record_cooperative as record_cooperative

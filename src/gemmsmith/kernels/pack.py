@@ -20,7 +20,6 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.make_spec import mma_of
 from gemmsmith.core.mma import Major
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
 from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.scalars import ceil_div
@@ -115,7 +114,7 @@ def _packing(role: Role, operand: Matrix, majors: Sequence[Major]) -> Packing | 
     They can if TMA can, and if its layout is one of `majors`. Raises ArgumentError for operands that must be read in
     place: 4-bit elements, and two alternating arrays.
     """
-    major = operand_major(operand)
+    major = operand.major
     if operand.interleave_stride and not (operand.is_tma_compatible and major == "K" and "K" in majors):
         raise ArgumentError(
             "b: got a tuple of two arrays that TMA cannot read together; use K-major ones, such as the transposed "

@@ -12,7 +12,6 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import select_mma
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
@@ -167,7 +166,7 @@ def _parts(
 
 def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
     """Return a line on what it costs to read an MN-major operand in tiles of `width` rows (of M or N); "": nothing."""
-    if operand_major(operand) != "MN":
+    if operand.major != "MN":
         return ""
     nbytes, slowdown = tile_bytes(operand, np.array([float(width)]), np.ones(1))
     used = min(width, operand.rows) * operand.dtype.bytes

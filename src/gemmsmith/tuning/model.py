@@ -21,7 +21,6 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA, WGMMA_M
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
@@ -40,8 +39,14 @@ SMEM_FILL_BYTES_PER_CYCLE = 91.1
 GPC_MERGED_READ_FRACTION = 0.27
 """Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
 fit.py."""
-UNALIGNED_OVERHEAD = 1.76
-"""Relative slowdown of L2 reads of rows that do not begin at multiples of 128 bytes (L2 lines). Fitted by fit.py."""
+UNALIGNED_OVERHEAD = 0.6
+"""Relative slowdown of the L2 if all SMs read rows that do not begin at multiples of 128 bytes (its lines)."""
+UNALIGNED_SECTOR_OVERHEAD = 0.7
+"""Additional slowdown if these do not begin at multiples of 32 bytes (its sectors) either. Both were chosen by the
+errors on 21 shapes of survey-h200 and choice-middle-h200, where at most 9.9, 6.1 and 4.2 kB per cycle are read of rows
+at multiples of 128, 32 and 16 bytes."""
+UNALIGNED_TILE_OVERHEAD = 1.76
+"""The slowdown if the tiles of an MN-major operand do not begin at multiples of 128 bytes. Fitted by fit.py."""
 REREAD_FRACTION = 0.1
 """DRAM time of a byte that another cluster reads again, relative to a first read: an H200's L2 has two partitions, and
 clusters drift apart. Fitted by fit.py."""
@@ -441,8 +446,11 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     """Return, per k-tile of a CTA, (bytes written to its shared memory, bytes it reads from the L2), for each config.
 
     With multicast, the CTAs that share a tile of an operand divide its read among them. Without, a GPC merges a part of
-    the equal reads of its SMs. Reads of layouts that the L2 delivers more slowly are multiplied by that factor.
+    the equal reads of its SMs. Reads of layouts that the L2 as a whole delivers more slowly are multiplied by that
+    factor and by the fraction of SMs that read.
     """
+    clusters = np.where(table.splits == 0, np.inf, table.tiles(problem) * np.maximum(table.splits, 1))
+    active = np.minimum(clusters / table.max_active_clusters, 1)
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)
     for operand, swapped, width, multicast_ctas, sharers in (
@@ -452,23 +460,26 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
         pairs = zip(tile_bytes(operand, width, table.tile_k), tile_bytes(swapped, width, table.tile_k), strict=True)
         nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
         read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)
-        filled, read = filled + nbytes, read + nbytes * slowdown * read_fraction / multicast_ctas
+        filled, read = (
+            filled + nbytes,
+            read + nbytes * np.maximum(active * slowdown, 1) * read_fraction / multicast_ctas,
+        )
     return filled, read
 
 
 def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
     """Return (bytes of a k-tile of an (M or N) x K operand, factor by which its reads from the L2 are slower).
 
-    Reads are slower if rows do not begin at multiples of L2 lines. Rows of an MN-major tile run along `width`, begin at
-    multiples of it, and are read in whole lines.
+    Reads are slower if rows do not begin at multiples of L2 lines, or of sectors. Rows of an MN-major tile run along
+    `width`, begin at multiples of it, and are read in whole lines.
     """
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
-    unaligned = np.array(pitch % LINE_BYTES > 0, float)
+    overhead = np.array(UNALIGNED_OVERHEAD * (pitch % LINE_BYTES > 0))
     rows = np.minimum(width, max(operand.rows, 1))
-    if operand_major(operand) == "MN":
+    if operand.major == "MN":
         # tiles begin at multiples of `step` bytes from a line, and are read in boxes of TMA
         step = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE_BYTES), LINE_BYTES)
-        unaligned = np.maximum(unaligned, 1 - step / LINE_BYTES)
+        overhead = np.maximum(overhead, UNALIGNED_TILE_OVERHEAD * (1 - step / LINE_BYTES))
         box_bytes = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
         rows = np.ceil(rows * size / box_bytes) * box_bytes / size
-    return size * k * rows, np.asarray(1 + UNALIGNED_OVERHEAD * unaligned)
+    return size * k * rows, np.asarray(1 + overhead + UNALIGNED_SECTOR_OVERHEAD * (pitch % SECTOR_BYTES > 0))

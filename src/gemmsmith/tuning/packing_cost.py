@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Problem
 from gemmsmith.kernels.pack import Packing, operand_packings, with_packed_operands
 
@@ -46,5 +45,5 @@ def loads_a_fragments(problem: Problem, swap_ab: np.ndarray[Any, Any]) -> np.nda
     """Return for each config whether threads load A's fragments: with TF32, if the kernel's A is MN-major."""
     if problem.a.dtype.bits < 32 or problem.promoted:
         return np.zeros(len(swap_ab), bool)
-    straight, swapped = (operand_major(with_packed_operands(p).a) == "MN" for p in (problem, problem.T))
+    straight, swapped = (with_packed_operands(p).a.major == "MN" for p in (problem, problem.T))
     return np.where(swap_ab, swapped, straight)
