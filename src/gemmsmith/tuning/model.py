@@ -56,6 +56,10 @@ SHORT_ROW_OVERHEAD = 0.021
 """Relative DRAM slowdown for row segments of 128 bytes (tile K 64); a quarter of it for 256 bytes. Fitted by fit.py."""
 SHORT_ROW_MAX_M = 64
 """M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
+CLUSTER_ALONG_N_OVERHEAD = 0.05
+"""Relative DRAM slowdown for each time that a cluster is twice as long along N, so that its CTAs read more columns of B
+at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls on all nine
+surveys and sets of pairs, by 9 % in the mean."""
 IDLE_SM_OVERHEAD = 0.03
 """Relative DRAM slowdown times the fraction of SMs that have no tile. Fitted by fit.py."""
 LAUNCH_AND_FILL_CYCLES = 4902
@@ -120,6 +124,9 @@ LOOP_CYCLES_PER_K = 0.533
 """Additional minimum cycles of an iteration per element of tile K. Fitted by fit.py."""
 TILE_K_128_SLOWDOWN = 1.086
 """Time of a k-tile of 128 relative to its bounds: fewer of them are in flight. Fitted by fit.py."""
+FEW_STAGES_SLOWDOWN = 0.05
+"""Relative slowdown of a k-tile for each stage below 5, unless sums are promoted or power limits the clock. Chosen of
+seven values by the regret, which falls by a further 11 %, and by 15 % for groups and heavy epilogues."""
 A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
 """Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
 Nearest to the times in tries-tf32-h100."""
@@ -219,7 +226,9 @@ def estimate(
     loads_a, problem = loads_a_fragments(problem, table.swap_ab), as_16bit_problem(problem)
     cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
     latency = LOAD_LATENCY_CYCLES * (1 + LATENCY_GROWTH * _further_traffic(problem, cost, gpu))
-    tile, k_tiles = _k_tile_cost(problem, table, loads_a, latency), np.maximum(1, np.ceil(problem.k / table.tile_k))
+    limited = _is_power_limited(problem, cost, gpu)
+    tile = _k_tile_cost(problem, table, loads_a, latency, limited)
+    k_tiles = np.maximum(1, np.ceil(problem.k / table.tile_k))
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     store, functions = _epilogue_cycles(problem, table, cost)
@@ -236,13 +245,17 @@ def estimate(
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     rereads_m, rereads_n = (np.minimum(tiles - 1, MAX_REREADS) for tiles in (tiles_n, tiles_m))
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * rereads_m + problem.n * rereads_n)
-    slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
+    slowdown: Array | float = 1.0
+    if is_short and problem.batch == 1:
+        along_n = np.where(table.swap_ab, table.cluster_shape_m, table.cluster_shape_n)
+        slowdown = 1 + CLUSTER_ALONG_N_OVERHEAD * np.log2(along_n)
+    if problem.m <= SHORT_ROW_MAX_M:
+        slowdown = slowdown + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
     overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
     energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + overhead)
     power = (energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W) * NUM_SMS / gpu.sms  # the limit of fewer SMs is lower
-    limited = _is_power_limited(problem, cost, gpu)
     power = power if limited else UNLIMITED_ENERGY * power
 
     def cycles_of(waves: _Waves, slowdown: Array | float = 1.0) -> Array:
@@ -303,11 +316,14 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
     return min(1.0, nbytes / gpu.dram_bytes_per_cycle / max(math, 1.0))
 
 
-def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: float) -> _KTileCost:
+def _k_tile_cost(
+    problem: Problem, table: ConfigTable, loads_a: Array, latency: float, limited: bool
+) -> _KTileCost:  # fmt: skip
     """Return the cost of a k-tile of each config.
 
     `problem`: of 16-bit operands. `loads_a`: whether threads load the fragments of A, since wgmma needs such an A in
     registers. `latency`: cycles until a k-tile's load is complete, of which all stages but one are in flight.
+    `limited`: whether power limits the clock.
     """
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
@@ -317,6 +333,8 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: 
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
     loop = np.maximum(latency / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
     slowdown = np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, 1.0)
+    if not (limited or problem.promoted):
+        slowdown = slowdown * (1 + FEW_STAGES_SLOWDOWN * np.maximum(5 - table.stages, 0))
     energy = 2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE_AT_700W
     energy = energy + read / L2_BYTES_PER_CYCLE_AT_700W + filled / SMEM_FILL_BYTES_PER_CYCLE_AT_700W
     energy = energy + operands / WGMMA_READ_BYTES_PER_CYCLE_AT_700W
