@@ -29,10 +29,10 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.06053, 7.42220, 0.03800), ("survey-nn-h100", 0.06124, 7.36876, 0.06144),
-    ("survey-tn-h100", 0.06704, 7.34493, 0.04726), ("survey-tt-h100", 0.07236, 7.38091, 0.10604),
-    ("survey-fp8-h200", 0.07193, 7.51343, 0.04976), ("sweep-third-h200", 0.01067, 7.38241, 0.00576),
-    ("sweep-layouts-h100", 0.01165, 7.39208, 0.00402), ("choice-middle-h200", 0.05602, 7.44157, 0.03268),
+    ("survey-h200", 0.05708, 7.42529, 0.03416), ("survey-nn-h100", 0.05861, 7.37128, 0.04781),
+    ("survey-tn-h100", 0.06611, 7.35063, 0.03645), ("survey-tt-h100", 0.07375, 7.38579, 0.10604),
+    ("survey-fp8-h200", 0.07183, 7.51414, 0.04964), ("sweep-third-h200", 0.01067, 7.38241, 0.00576),
+    ("sweep-layouts-h100", 0.01205, 7.38981, 0.00418), ("choice-middle-h200", 0.05222, 7.44762, 0.02527),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -81,9 +81,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 82), ("layers-h100", figures.plain, 22), ("dense-unseen-h200", figures.plain, 96),
+    ("kinds-h100", figures.plain, 74), ("layers-h100", figures.plain, 14), ("dense-unseen-h200", figures.plain, 97),
     ("epilogues-h200", figures.fused, 18),
-    ("fp8-unseen-h200", figures.block_scaled, 14), ("fp8-h200", figures.block_scaled, 53),
+    ("fp8-unseen-h200", figures.block_scaled, 13), ("fp8-h200", figures.block_scaled, 52),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""
@@ -97,7 +97,7 @@ def test_estimated_microseconds() -> None:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
     assert statistics.geometric_mean(ratios) == pytest.approx(1.0530, abs=1e-3)
-    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0388, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0435, abs=1e-3)
 
 
 def test_fragments_that_threads_load() -> None:
