@@ -43,8 +43,8 @@ UNALIGNED_OVERHEAD = 0.6
 """Relative slowdown of the L2 if all SMs read rows that do not begin at multiples of 128 bytes (its lines)."""
 UNALIGNED_SECTOR_OVERHEAD = 0.7
 """Additional slowdown if these do not begin at multiples of 32 bytes (its sectors) either. Both were chosen by the
-errors on 21 shapes of survey-h200 and choice-middle-h200, where at most 9.9, 6.1 and 4.2 kB per cycle are read of rows
-at multiples of 128, 32 and 16 bytes."""
+errors on 21 shapes of four files (survey-h200 and others). At most 9.9, 6.1 and 4.2 kB per cycle are read of rows at
+multiples of 128, 32 and 16 bytes."""
 UNALIGNED_TILE_OVERHEAD = 1.76
 """The slowdown if the tiles of an MN-major operand do not begin at multiples of 128 bytes. Fitted by fit.py."""
 REREAD_FRACTION = 0.1
@@ -58,8 +58,8 @@ SHORT_ROW_MAX_M = 64
 """M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
 CLUSTER_ALONG_N_OVERHEAD = 0.05
 """Relative DRAM slowdown for each time that a cluster is twice as long along N, so that its CTAs read more columns of B
-at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls on all nine
-surveys and sets of pairs, by 9 % in the mean."""
+at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls on eight of
+nine surveys and sets of pairs, by 9 % in the mean."""
 IDLE_SM_OVERHEAD = 0.03
 """Relative DRAM slowdown times the fraction of SMs that have no tile. Fitted by fit.py."""
 LAUNCH_AND_FILL_CYCLES = 4902
@@ -126,7 +126,8 @@ TILE_K_128_SLOWDOWN = 1.086
 """Time of a k-tile of 128 relative to its bounds: fewer of them are in flight. Fitted by fit.py."""
 FEW_STAGES_SLOWDOWN = 0.05
 """Relative slowdown of a k-tile for each stage below 5, unless sums are promoted or power limits the clock. Chosen of
-seven values by the regret, which falls by a further 11 %, and by 15 % for groups and heavy epilogues."""
+seven values by the regret, which falls by a further 11 %. Of five sets of groups and heavy epilogues it falls on three
+by 16 to 19 %, and rises on one by 6 %."""
 A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
 """Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
 Nearest to the times in tries-tf32-h100."""
@@ -478,10 +479,8 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
         pairs = zip(tile_bytes(operand, width, table.tile_k), tile_bytes(swapped, width, table.tile_k), strict=True)
         nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
         read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)
-        filled, read = (
-            filled + nbytes,
-            read + nbytes * np.maximum(active * slowdown, 1) * read_fraction / multicast_ctas,
-        )
+        slowdown = np.maximum(active * slowdown, 1)
+        filled, read = filled + nbytes, read + nbytes * slowdown * read_fraction / multicast_ctas
     return filled, read
 
 
