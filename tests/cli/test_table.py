@@ -21,7 +21,7 @@ from gemmsmith.cli.model_layers import layers_of
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.measured_configs import Entry, key_of
 
-SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=4)
+SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=4, raster="n")
 
 
 def entry(m: int, us: float, gpu: str = "NVIDIA H200") -> Entry:

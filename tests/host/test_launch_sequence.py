@@ -11,12 +11,22 @@ from gemmsmith.binding.request import Request
 from gemmsmith.host.launch_sequence import build_launches
 
 
-def test_a_stage_is_the_bytes_of_its_boxes() -> None:
+def test_the_last_rows_have_a_tensor_map_of_their_own() -> None:
     config = Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, raster="n")
-    for m, expected in ((1, 2 * 1 + 64), (16, 16 + 64), (20, 2 * 16 + 64), (64, 128), (300, 128)):
+    for m, first, rows, whole in ((1, 0, 1, 1), (16, 8, 8, 8), (20, 16, 4, 16), (64, 32, 32, 32), (300, 288, 12, 32)):
         p = bind(Request(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512))))
         arguments = build_launches(p, p.kernel_spec(config)).all[0].arguments
-        assert arguments["stage_bytes"] == expected * 128
+        assert (arguments["a_tail_row"], arguments["a_tail_rows"]) == (first, rows)
+        assert (arguments["a_tail"].box[1], arguments["a"].box[1]) == (rows, whole)
+        assert (arguments["b_tail_row"], arguments["b_tail_rows"]) == (4096 - 64, 64)
+        assert "stage_bytes" not in arguments  # all operands skip rows
+
+
+def test_stages_of_operands_that_are_loaded_as_a_whole() -> None:
+    p = bind(Request(Spec((304, 512), "bf16", (1, 304)), Spec((512, 4096), "bf16")))  # MN-major
+    arguments = build_launches(p, p.kernel_spec(Config(tile=(128, 64, 64), cluster=(1, 1)))).all[0].arguments
+    assert arguments["stage_bytes"] == (128 + 64) * 128
+    assert "a_tail" not in arguments
 
 
 def test_reductions_that_are_too_large_say_so() -> None:

@@ -1,6 +1,7 @@
 """The choice against measured times: errors and regrets of the models, as they were when these were fitted.
 
-A change of a model that moves a number here is a new fit: it has to lower the error or the regret.
+A change of a model that moves a number here is a new fit: it has to lower the error or the regret. Only the last two
+surveys are of kernels that do not load rows past the end.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.05708, 7.42529, 0.03416), ("survey-nn-h100", 0.05861, 7.37128, 0.04781),
-    ("survey-tn-h100", 0.06611, 7.35063, 0.03645), ("survey-tt-h100", 0.07375, 7.38579, 0.10604),
-    ("survey-fp8-h200", 0.07183, 7.51414, 0.04964), ("sweep-third-h200", 0.01067, 7.38241, 0.00576),
-    ("sweep-layouts-h100", 0.01205, 7.38981, 0.00418), ("choice-middle-h200", 0.05222, 7.44762, 0.02527),
+    ("survey-h200", 0.05723, 7.42428, 0.03617), ("survey-nn-h100", 0.05877, 7.37101, 0.04694),
+    ("survey-tn-h100", 0.06624, 7.35194, 0.03907), ("survey-tt-h100", 0.07444, 7.38406, 0.10974),
+    ("survey-fp8-h200", 0.07191, 7.51288, 0.05606), ("sweep-third-h200", 0.01073, 7.38232, 0.00576),
+    ("sweep-layouts-h100", 0.01209, 7.38978, 0.00450), ("choice-middle-h200", 0.05242, 7.44664, 0.02915),
+    ("survey-middle-h200", 0.04509, 7.44469, 0.02080), ("unseen-middle-h200", 0.04928, 7.42994, 0.01813),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -57,7 +59,7 @@ def test_power_decides_in_long_blocks() -> None:
         short.append(np.diff(in_long.log_us - in_short.log_us)[0])
         sustained.append(np.diff(in_long.log_us - np.log(us))[0])
     found = (np.array([short, sustained]) ** 2).mean(1) ** 0.5
-    assert found == pytest.approx((0.0644, 0.0150), abs=1e-4)
+    assert found == pytest.approx((0.0644, 0.0148), abs=1e-4)
 
 
 def test_sgemm() -> None:
@@ -81,9 +83,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 74), ("layers-h100", figures.plain, 14), ("dense-unseen-h200", figures.plain, 97),
-    ("epilogues-h200", figures.fused, 18),
-    ("fp8-unseen-h200", figures.block_scaled, 13), ("fp8-h200", figures.block_scaled, 52),
+    ("kinds-h100", figures.plain, 63), ("layers-h100", figures.plain, 9), ("dense-unseen-h200", figures.plain, 64),
+    ("epilogues-h200", figures.fused, 10),
+    ("fp8-unseen-h200", figures.block_scaled, 9), ("fp8-h200", figures.block_scaled, 39),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""
@@ -96,8 +98,8 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(1.0530, abs=1e-3)
-    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0435, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0513, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0420, abs=1e-3)
 
 
 def test_fragments_that_threads_load() -> None:

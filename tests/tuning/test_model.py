@@ -52,14 +52,9 @@ def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
 @pytest.mark.parametrize(("cluster", "read"), [((1, 1), (128, 256)), ((2, 1), (128, 128)), ((1, 2), (64, 256))])
 def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, int]) -> None:
     """Of the operand that they share; into shared memory goes as much as ever. What is not multicast the CTAs of a GPC
-    read at once: a tile of A the 8 of a band, one of B those of so many bands."""
-    clusters = 16 / (cluster[0] * cluster[1])
-    alike = 8, max(1, clusters / 8)
-    merged = [
-        1 - model.GPC_MERGED_READ_FRACTION * (1 - 1 / n) if sharers == 1 else 1
-        for n, sharers in zip(alike, cluster[::-1], strict=True)
-    ]
-    asked = sum(x * once for x, once in zip(read, merged, strict=True))
+    read at once: a tile of A the 8 of a group, one of B one of them."""
+    fraction = model.CONSECUTIVE_MERGED_READ_FRACTION if cluster == (1, 1) else model.GPC_MERGED_READ_FRACTION
+    asked = read[0] * (1 if cluster[1] > 1 else 1 - fraction * 7 / 8) + read[1]
     copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copy_cycles
     assert copies == pytest.approx(
         max(2 * 64 * asked / model.L2_TO_SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.SMEM_FILL_BYTES_PER_CYCLE)
@@ -71,11 +66,15 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, 
     (4096 + 8, 1 + model.UNALIGNED_OVERHEAD + model.UNALIGNED_SECTOR_OVERHEAD),
 ])  # fmt: skip
 @pytest.mark.parametrize("tiles", [32, 128, 256])
-def test_rows_that_begin_within_a_line_take_longer_to_copy(k: int, more: float, tiles: int) -> None:
-    """Lines have 128 bytes, sectors 32. What is packed first counts as aligned. Few SMs do not wait for the L2."""
+def test_rows_that_begin_within_a_line_take_longer_to_copy(
+    k: int, more: float, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines have 128 bytes, sectors 32. What is packed first counts as aligned. Few SMs do not wait for the L2. Reads
+    are merged as much in either case here."""
+    monkeypatch.setattr(model, "CONSECUTIVE_MERGED_READ_FRACTION", model.GPC_MERGED_READ_FRACTION)
     more = max(more * min(tiles / 132, 1), 1)
-    assert of(TILE, 128 * tiles, 256, k).copy_cycles == pytest.approx(
-        more * of(TILE, 128 * tiles, 256, 4096).copy_cycles
+    assert of(TILE, 128, 256 * tiles, k).copy_cycles == pytest.approx(
+        more * of(TILE, 128, 256 * tiles, 4096).copy_cycles
     )
 
 

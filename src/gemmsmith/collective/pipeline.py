@@ -172,14 +172,14 @@ class PipelineTmaAsync:
         return self._full[stage_index(stage)]
 
     # -- producer --------------------------------------------------------------------------------------
-    def producer_acquire(self, state: PipelineState) -> None:
+    def producer_acquire(self, state: PipelineState, transaction_bytes: ValueLike | None = None) -> None:
         """Wait until the stage of `state` is free, and announce on its full barrier the bytes that will arrive.
 
-        One thread executes it.
+        One thread executes it. `transaction_bytes`: of this stage, instead of the pipeline's.
         """
         self._acquire(state)
         self._producers.add_arrivals(1)
-        self.producer_expect_bytes(state.index)
+        self.producer_expect_bytes(state.index, transaction_bytes)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage of `state` is free, in a warp that writes to it besides the producer."""
@@ -206,12 +206,14 @@ class PipelineTmaAsync:
         if st_shared:
             hw.mbarrier_arrive(self._full[state.index])
 
-    def producer_expect_bytes(self, stage: Value) -> None:
+    def producer_expect_bytes(self, stage: Value, transaction_bytes: ValueLike | None = None) -> None:
         """Arrive on the full barrier of a stage, and announce the bytes that complete its phase.
 
         The prologue calls it for the stages that it fills in place of the producer; these need no wait, being fresh.
+        `transaction_bytes`: as for `producer_acquire`.
         """
-        hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
+        nbytes = self.transaction_bytes if transaction_bytes is None else transaction_bytes
+        hw.mbarrier_arrive_expect_tx(self._full[stage], nbytes)
 
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage, after the last load.

@@ -54,7 +54,7 @@ class TmaStages:
     """The stages of the operands, before the prologue has loaded the first of them.
 
     The CTAs of a cluster row need the same tile of A, those of a cluster column the same tile of B; they multicast them
-    to one another. Kernel arguments: the operands', and stage_bytes.
+    to one another. Kernel arguments: the operands', and stage_bytes, of what is always loaded as a whole.
     """
 
     def __init__(
@@ -145,11 +145,14 @@ class TmaMainloop:
         self.ragged_k = RaggedK(spec) if has_ragged_k else None
         self._first_work_tile = tile = self.scheduler.first_work_tile()
 
+        whole = [x for x in self._tma_operands if not x.skips_rows]
+
         def stage_bytes(p: BoundProblem) -> int:
-            return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in scales)
+            return sum(x.stage_bytes(p) for x in whole) + sum(x.stage_bytes(p) for x in scales)
 
         self.pipeline = PipelineTmaAsync(
-            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, stage_bytes), peers=peers,
+            spec.config.stages, peers=peers,
+            transaction_bytes=k.parameter("stage_bytes", U32, stage_bytes) if whole or scales else Constant(U32, 0),
             consumer_groups=stages.consumer_groups, scope="cluster" if spec.releases_stages_to_peers else "cta",
             # Zeros that consumers have written come before what peers multicast to the stage.
             acquire_scope="cluster" if self.ragged_k and peers.count > 1 else None, name="mainloop",
@@ -181,7 +184,7 @@ class TmaMainloop:
             assert tile is not None
             hw.grid_dependency_wait()
             with current_builder().range(self.prologue_k_tiles.get(), name="k_tile") as k_tile:
-                self.pipeline.producer_expect_bytes(k_tile)
+                self.pipeline.producer_expect_bytes(k_tile, self.loaded_bytes(tile))
                 self.load(k_tile, tile, k_tile, [None] * len(self.scales), multicast=False)
 
         own = (self.pipeline, released) if released else (self.pipeline,)
@@ -193,6 +196,11 @@ class TmaMainloop:
     def start_producer(self) -> TmaProducer:
         """Declare the variables of the producer."""
         return TmaProducer(self)
+
+    def loaded_bytes(self, tile: WorkTile) -> ValueLike:
+        """Return the bytes that the loads of a k-tile write to its stage: fewer if they skip rows past an end."""
+        clipped = (x.loaded_bytes(tile.coord(x.role)) for x in self._tma_operands if x.skips_rows)
+        return self.pipeline.transaction_bytes + sum(clipped, start=Constant(I32, 0)).to(U32)
 
     def load(
         self, stage: Value, tile: WorkTile, k_tile: Value, scale_states: Sequence[PipelineState | None], *,
@@ -286,7 +294,7 @@ class TmaProducer:
 
     def load(self, tile: WorkTile, k_tile: Value) -> None:
         """Wait until the next stage is free, and issue the loads of a k-tile into it. One thread executes it."""
-        self._mainloop.pipeline.producer_acquire(self.write)
+        self._mainloop.pipeline.producer_acquire(self.write, self._mainloop.loaded_bytes(tile))
         self._mainloop.load(self.write.index, tile, k_tile, self._scale_states)
 
     def advance(self) -> None:
@@ -301,7 +309,7 @@ class TmaProducer:
 def _make_operand(spec: KernelSpec, operand: MmaOperand) -> StagedOperand:
     if spec.gathers_rows_of(operand.role):
         return GatheredOperand(operand, spec.config.stages, THREADS_PER_WARPGROUP)
-    return TmaOperand(operand, spec.config.stages)
+    return TmaOperand(operand, spec.config.stages, skips_rows=not operand.interleaved)
 
 
 def next_tile_loads_stages(tile: WorkTile) -> Value:

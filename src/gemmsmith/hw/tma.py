@@ -124,7 +124,7 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     `load`: a TmaLoad or a TmaLoadMulticast. Each CTA's mbarrier receives the bytes of a whole box, also if some are
     outside the tensor.
     """
-    map = m.value(load.map)
+    map = m.uniform(load.map)
     y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
     box = _box(map, m.uniform(load.x), y, m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
@@ -233,7 +233,7 @@ class TmaStore(Sm90Instruction):
 
     def simulate(self, m: Machine) -> None:
         """Start the store of the box; report an address or coordinate that is misaligned, and negative coordinates."""
-        box = _box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
+        box = _box(m.uniform(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
         source = m.uniform(self.source)
         if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
             # On an H200 negative coordinates are supported in loads; in stores they are an illegal instruction.

@@ -241,7 +241,8 @@ class Printer:
             else:
                 x = self.expression(operand)
                 text, _ = x.implicit_form or (x.text, _ATOM)
-                arguments.append(f"&{text}" if operand.type.struct else text)
+                address = f"&{text}" if x.precedence == _ATOM else f"&({text})"
+                arguments.append(address if operand.type.struct else text)
         if instruction.cuda:
             placeholders = dict(zip(instruction.operand_types, arguments, strict=True))
             return re.sub(r"\{(\w+)\}", lambda m: placeholders.get(m[1], str(getattr(instruction, m[1], m[0]))),
@@ -275,7 +276,7 @@ class Printer:
             if inlinable.depth == self.depth if changes is None else not inlinable.reads.isdisjoint(changes):
                 text, current = self.inlinable.pop(value).text, self.location
                 self.location = inlinable.location
-                self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {text};")
+                self.line(f"{value.type.constant} {self.name(value, identifier_hint(value))} = {text};")
                 self.location = current
 
     def define(self, value: Value) -> None:
@@ -299,7 +300,7 @@ class Printer:
         if not self.uses[value]:
             self.line(f"{inlinable.text};")
         else:
-            self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {inlinable.text};")
+            self.line(f"{value.type.constant} {self.name(value, identifier_hint(value))} = {inlinable.text};")
 
     def block(self, block: st.Block) -> None:
         """Print the statements of a block; consecutive roles of one unit become one chain of branches."""

@@ -89,7 +89,7 @@ def _print_function(
     """
     p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]
-    types = [f"const {v.type.cpp}&" if v.type.struct else v.type.cpp for v in inputs]  # no copies of structs
+    types = [v.type.constant if v.type.struct else v.type.cpp for v in inputs]
     parameters = [f"{kind} {p.name(v, identifier_hint(v))}" for kind, v in zip(types, inputs, strict=True)]
     p.block(function.body)
     end: dict[object, int] = dict.fromkeys(function.results, len(p.lines))  # the line of the return statement

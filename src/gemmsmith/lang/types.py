@@ -24,9 +24,14 @@ class ScalarType:
     struct: str = ""
 
     @property
+    def constant(self) -> str:
+        """What declares a constant in C++: a reference to a struct, since no register holds one."""
+        return f"const {self.cpp}{'&' * bool(self.struct)}"
+
+    @property
     def is_integer(self) -> bool:
         """True for integer types; predicates are not integers."""
-        return self.constraint in "rlh" and self.name != "pred"
+        return self.constraint in "rlh" and self.name != "pred" and not self.struct
 
     @cached_property
     def range(self) -> range:

@@ -80,7 +80,7 @@ def batch_invariant_config(binding: Binding, gpu: Gpu = H200) -> Config:
     if config.can_sync_clusters and not is_single_wave(config, problem, gpu.sms):
         config = config.replace(sync_clusters=wave_bytes(problem, config, gpu.sms) > gpu.l2_bytes)
     adapted = adapt_config(config, problem, epilogue, gpu) or config
-    return adapted.replace(streaming_stores=False)  # it was chosen by M
+    return adapted.replace(streaming_stores=False, raster=config.raster)  # both are chosen by M
 
 
 def _reduces_within_row(graph: EpilogueGraph) -> bool:

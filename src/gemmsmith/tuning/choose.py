@@ -90,15 +90,17 @@ def rank_configs(
     is_single_wave = valid_configs.is_single_wave(problem_16bit)
     alias_epilogue = is_single_wave & (valid_configs.aliased_stages > 0)
     stages = np.where(alias_epilogue, valid_configs.aliased_stages, valid_configs.stages)
-    valid_configs = replace(valid_configs, stages=stages)
+    raster_m = valid_configs.single_wave_raster_m(problem_16bit)
+    valid_configs = replace(valid_configs, stages=stages, raster_m=raster_m)
     streaming = prefers_streaming_stores(problem, epilogue, gpu)
     cycles = estimate(problem, valid_configs, epilogue, gpu).cycles + packing_cycles(problem, valid_configs.swap_ab)
     for i in np.argsort(cycles, kind="stable"):
         if len(ranked) == limit:
             break
         config = valid_configs.configs[i].replace(
-            stages=int(valid_configs.stages[i]), alias_epilogue=bool(alias_epilogue[i]), streaming_stores=streaming
-        )
+            stages=int(valid_configs.stages[i]), raster="m" if raster_m[i] else "n",
+            alias_epilogue=bool(alias_epilogue[i]), streaming_stores=streaming,
+        )  # fmt: skip
         if not is_single_wave[i]:
             oriented = problem_16bit.T if config.swap_ab else problem_16bit
             exceeds_l2 = has_l2_reuse(problem_16bit) and wave_bytes(oriented, config, gpu.sms) > gpu.l2_bytes

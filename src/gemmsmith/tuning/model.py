@@ -39,6 +39,9 @@ SMEM_FILL_BYTES_PER_CYCLE = 91.1
 GPC_MERGED_READ_FRACTION = 0.27
 """Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
 fit.py."""
+CONSECUTIVE_MERGED_READ_FRACTION = 0.6
+"""The same of CTAs without clusters, if rows begin at multiples of 128 bytes. Chosen of three values by the regret on
+survey-middle-h200 and ten other sets, which falls by 11 %; by counters 0.7 to 1 (merged-reads-h200)."""
 UNALIGNED_OVERHEAD = 0.6
 """Relative slowdown of the L2 if all SMs read rows that do not begin at multiples of 128 bytes (its lines)."""
 UNALIGNED_SECTOR_OVERHEAD = 0.7
@@ -471,6 +474,9 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     clusters = np.where(table.splits == 0, np.inf, table.tiles(problem) * np.maximum(table.splits, 1))
     active = np.minimum(clusters / table.max_active_clusters, 1)
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
+    has_lines = all(x.major == "MN" or _pitch_bytes(x) % LINE_BYTES == 0 for x in (a, b))
+    is_consecutive = (table.cluster_size == 1) & has_lines
+    merged = np.where(is_consecutive, CONSECUTIVE_MERGED_READ_FRACTION, GPC_MERGED_READ_FRACTION)
     filled = read = np.zeros(1)
     for operand, swapped, width, multicast_ctas, sharers in (
         (a, b, table.tile_m, table.cluster_shape_n, sharers_of_a),
@@ -478,7 +484,7 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     ):
         pairs = zip(tile_bytes(operand, width, table.tile_k), tile_bytes(swapped, width, table.tile_k), strict=True)
         nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
-        read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)
+        read_fraction = np.where(multicast_ctas == 1, 1 - merged * (1 - 1 / sharers), 1)
         slowdown = np.maximum(active * slowdown, 1)
         filled, read = filled + nbytes, read + nbytes * slowdown * read_fraction / multicast_ctas
     return filled, read
@@ -490,7 +496,7 @@ def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
     Reads are slower if rows do not begin at multiples of L2 lines, or of sectors. Rows of an MN-major tile run along
     `width`, begin at multiples of it, and are read in whole lines.
     """
-    size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
+    size, pitch = operand.dtype.bytes, _pitch_bytes(operand)
     overhead = np.array(UNALIGNED_OVERHEAD * (pitch % LINE_BYTES > 0))
     rows = np.minimum(width, max(operand.rows, 1))
     if operand.major == "MN":
@@ -500,3 +506,8 @@ def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
         box_bytes = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
         rows = np.ceil(rows * size / box_bytes) * box_bytes / size
     return size * k * rows, np.asarray(1 + overhead + UNALIGNED_SECTOR_OVERHEAD * (pitch % SECTOR_BYTES > 0))
+
+
+def _pitch_bytes(operand: Matrix) -> int:
+    """Return the bytes from a row, or a column, to the next; 0 if they are packed, and so aligned."""
+    return operand.pitch_bytes if operand.is_tma_compatible else 0

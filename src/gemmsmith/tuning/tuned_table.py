@@ -20,7 +20,7 @@ from gemmsmith.core.scalars import round_up
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
 from gemmsmith.tuning.choose import choose, estimates_us
-from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m
+from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m, with_single_wave_raster
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores
@@ -158,7 +158,8 @@ def adapt_config(
     """Adapt a plain GEMM's config to other sizes and dtypes and to an epilogue; return None if that fails.
 
     Options that cannot pay for these sizes are removed: `sync_clusters` of a single wave, `serpentine` too if no wave
-    reads again what the L2 holds. `alias_epilogue` and the stages are set as shared memory allows.
+    reads again what the L2 holds. `alias_epilogue` and the stages are set as shared memory allows, the raster of a
+    single wave by `runs_along_m`.
     """
     config = config_for_16bit(config, problem.a.dtype)
     streaming = prefers_streaming_stores(problem, epilogue or EpilogueSpec.identity(problem.d), gpu)
@@ -166,6 +167,7 @@ def adapt_config(
     try:
         if is_single_wave(config, problem, gpu.sms):
             config = config.replace(sync_clusters=False) if config.sync_clusters else config
+            config = with_single_wave_raster(config, problem)
             config = with_aliased_epilogue(epilogue, config) if epilogue else config
         elif not has_l2_reuse(problem) and (config.sync_clusters or config.serpentine):
             config = config.replace(sync_clusters=False, serpentine=False)

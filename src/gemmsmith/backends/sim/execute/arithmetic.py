@@ -125,6 +125,8 @@ def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -
 
     If `op` is a cast, it may change the value.
     """
+    if type.struct:
+        return result
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
     exact = int(result)

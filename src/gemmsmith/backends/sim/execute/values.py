@@ -61,7 +61,7 @@ class Values(dict[Value, Any]):
         active = contents[self.group.active]
         if (active != active[0]).any():
             self.group.report("uniformity", "operand must be uniform, but differs between threads")
-        return active[0].item()
+        return active.item(0)
 
     def declare(self, variable: Variable, initial: Value) -> None:
         self.variables[variable] = self[initial]
