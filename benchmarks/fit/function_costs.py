@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gemmsmith import hw
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.disassembler import disassemble
+from gemmsmith.backends.cuda.listing import disassemble
 from gemmsmith.graph import function_costs
 from gemmsmith.graph.approximations import select
 from gemmsmith.graph.function_costs import Cost, Precision

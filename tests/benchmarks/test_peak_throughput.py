@@ -9,7 +9,7 @@ from tests.conformance.case import poisoned
 
 from benchmarks.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.disassembler import disassemble
+from gemmsmith.backends.cuda.listing import disassemble
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.chip import CHIPS, HOPPER

@@ -21,7 +21,7 @@ from tests.conformance.test_instructions import in_simulator
 
 from gemmsmith import ArgumentError, hw
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.disassembler import disassemble
+from gemmsmith.backends.cuda.listing import disassemble
 from gemmsmith.cli import main
 from gemmsmith.cli.layout import make_page
 from gemmsmith.cli.tile_layout import KINDS, MATRICES, describe, fragment_elements, make_tile

@@ -104,7 +104,7 @@ def _compile() -> str:
 
 
 def _find_nvdisasm() -> str:
-    from gemmsmith.backends.cuda.disassembler import find_nvdisasm
+    from gemmsmith.backends.cuda.listing import find_nvdisasm
 
     return find_nvdisasm()
 

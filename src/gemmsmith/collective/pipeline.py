@@ -210,7 +210,6 @@ class PipelineTmaAsync:
         """Arrive on the full barrier of a stage, and announce the bytes that complete its phase.
 
         The prologue calls it for the stages that it fills in place of the producer; these need no wait, being fresh.
-        `transaction_bytes`: as for `producer_acquire`.
         """
         nbytes = self.transaction_bytes if transaction_bytes is None else transaction_bytes
         hw.mbarrier_arrive_expect_tx(self._full[stage], nbytes)

@@ -54,7 +54,7 @@ class TmaStages:
     """The stages of the operands, before the prologue has loaded the first of them.
 
     The CTAs of a cluster row need the same tile of A, those of a cluster column the same tile of B; they multicast them
-    to one another. Kernel arguments: the operands', and stage_bytes, of what is always loaded as a whole.
+    to one another. Kernel arguments: the operands', and stage_bytes if something is always loaded as a whole.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -30,15 +29,14 @@ class TmaOperand:
     Kernel arguments: its tensor map, of its name. If CTAs multicast the tile to one another: name_multicast_slice_m (n
     for B, k if MN-major), the rows of a box that each of them loads (see `multicast_slice_rows`). With 3xTF32:
     name_residual, the tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small). If it `skips_rows`:
-    name_tail and name_residual_tail, the tensor maps of its last slice, which ends where it ends; name_tail_row and
-    name_tail_rows, the first row and the number of rows of that slice.
+    name_tail and name_residual_tail, the maps of its last slice, name_tail_row, its first row, and name_tail_rows.
     """
 
     def __init__(self, operand: MmaOperand, stages: int, *, skips_rows: bool = False) -> None:
         """Allocate the stages.
 
-        `skips_rows`: rows past the end of a K-major operand are not loaded. TMA would fill them with zeros, which takes
-        longer than to load them: 277 x 2560 x 6848 with tiles of 112 rows takes 33 us instead of 21 (tail-h200).
+        `skips_rows`: the last slice of a K-major operand ends with its rows. TMA would fill more with zeros, which is
+        slower than to load them: 277 x 2560 x 6848 with tiles of 112 rows takes 33 us, not 21 (tail-h200).
         """
         k, name = current_builder(), operand.name
         self.name, self.role, self.tile, self._source = name, operand.role, operand.tile, operand.source
@@ -85,10 +83,9 @@ class TmaOperand:
 
     def _declare_maps(self, name: str, source: OperandFn) -> list[Value]:
         """Return the tensor map of a source, and that of its last slice if the operand `skips_rows`."""
-        tails = {name: False, f"{name}_tail": True} if self.skips_rows else {name: False}
         return [
-            current_builder().tensor_map(x, partial(self._tensor_map, source, is_tail=is_tail))
-            for x, is_tail in tails.items()
+            current_builder().tensor_map(name + "_tail" * is_tail, partial(self._tensor_map, source, is_tail=is_tail))
+            for is_tail in (False, True)[: 1 + self.skips_rows]
         ]
 
     def loaded_bytes(self, coord: OperandCoord) -> Value:
@@ -101,10 +98,7 @@ class TmaOperand:
         return rows * (self.tile.pitch * self.tile.boxes)
 
     def _is_whole(self, row: Value) -> Value:
-        """Return whether a slice of a box that begins at `row`, which may be any, is loaded as a whole.
-
-        Others end with the operand, or begin after its end; TMA fills what they load past it with zeros.
-        """
+        """Return whether a slice of a box at any `row` is loaded as a whole; TMA fills rows past the end with zeros."""
         return row < self._tail_row
 
     def load(
@@ -121,21 +115,9 @@ class TmaOperand:
             multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
             is_tf32_residual: Whether to load the tile of the residuals x - tf32(x) instead; None without 3xTF32.
         """
-        load = partial(self._load, stage, barrier, coord, k, multicast=multicast)
-        if is_tf32_residual is None or not self._residual_maps:
-            load(self._maps)
-            return
-        with current_builder().when(is_tf32_residual):
-            load(self._residual_maps)
-        with current_builder().otherwise():
-            load(self._maps)
-
-    def _load(
-        self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, maps: Sequence[Value], *,
-        multicast: bool,
-    ) -> None:  # fmt: skip
-        """Issue the loads of a tile by `maps`, one per slice and box."""
-        tile, builder = self.tile, current_builder()
+        tile, builder, maps = self.tile, current_builder(), self._maps
+        if is_tf32_residual is not None and self._residual_maps:
+            maps = [builder.select(is_tf32_residual, *x) for x in zip(self._residual_maps, maps, strict=True)]
         own_slice, all_slices = nullcontext(self._multicast_slice), builder.unroll(self._multicast_ctas, name="slice")
         with own_slice if multicast else all_slices as slice_idx:
             slice_offset = as_value(slice_idx * self._multicast_slice_extent, I32)
@@ -143,9 +125,8 @@ class TmaOperand:
             inner, outer = (k, coord.mn) if tile.major == "K" else (coord.mn, k)
             row = (outer + slice_offset).with_name_hint(f"{self.name}_row")
 
-            map = maps[0]
-            if self.skips_rows:
-                map = builder.select(self._is_whole(row), *maps).with_name_hint(f"{maps[0].name}_map")
+            map = builder.select(self._is_whole(row), *maps) if self.skips_rows else maps[0]
+            map.with_name_hint(f"{self.name}_map")
             with builder.unroll(tile.boxes, name="box") as box:
                 destination = self.stages[stage].at(slice_offset, tile.pitch).at(box, tile.box_bytes)
                 if interleaved := self._interleaved:
@@ -201,9 +182,8 @@ def multicast_slice_rows(tile: Tile, extent: int, ctas: int, multiple: int = ATO
 def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
     """Return the rows of a TMA box that loads a slice of `slice_rows` rows of an operand of `extent` rows.
 
-    A K-major operand's box is not higher than the operand: TMA would fill the rows past its end with zeros, which costs
-    about 5 cycles per row, and those rows only reach outputs that are never stored. The rows of an MN-major tile run
-    along K, where all elements are summed, so they must be filled with zeros.
+    A K-major operand's box is not higher than the operand: rows past its end only reach outputs that are never stored.
+    Those of an MN-major tile run along K, where all elements are summed, so they must be filled with zeros.
     """
     return slice_rows if tile.major == "MN" else min(slice_rows, extent)
 

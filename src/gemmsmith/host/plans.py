@@ -110,7 +110,7 @@ class Plan:
     @cached_property
     def sass(self) -> str:
         """The GEMM kernel's machine code (SASS), disassembled."""
-        from gemmsmith.backends.cuda.disassembler import disassemble
+        from gemmsmith.backends.cuda.listing import disassemble
 
         return disassemble(self._planned.compiled.cubin)
 

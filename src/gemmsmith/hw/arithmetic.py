@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.hw.elementwise import Array, Elementwise
-from gemmsmith.lang.instruction import f32, i32, pred, u32
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.instruction import Instruction, f32, i32, pred, u32
+from gemmsmith.lang.types import F32, I32
+from gemmsmith.machine import Machine
+
+Array = np.ndarray[Any, Any]
+
+
+class Elementwise(Instruction):
+    """An instruction whose result is a pure function of its operands in the same thread.
+
+    `compute` evaluates it. Its arguments are arrays with one element per thread: int64, float32 or bool. The result is
+    fp32, unless a class has another `result`.
+    """
+
+    result = F32
+    pure = True
+    compute: ClassVar[Callable[..., Array]]
+
+    def simulate(self, m: Machine) -> Array:
+        return self.compute(*(m.per_thread(getattr(self, name)) for name in self.operand_types))
 
 
 def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, INT8, MAX_FINITE, TF32_BITS, DType
-from gemmsmith.hw.elementwise import Array, Elementwise
+from gemmsmith.hw.arithmetic import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import f32, u16, u32
 from gemmsmith.lang.types import U16, U32

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.hw.arithmetic import Array, Elementwise
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
-from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import Kernel, max_registers_per_thread

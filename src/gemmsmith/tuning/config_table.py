@@ -31,8 +31,7 @@ Array = np.ndarray[Any, Any]
 SMS_PER_GPC = 16
 """SMs of a GPC of these chips; some have 18."""
 CONSECUTIVE_CTAS = 8
-"""Consecutive CTAs that an H200 places on one GPC if they have no clusters. Of clusters every eighth is on the same
-GPC, and consecutive ones are not. By the SMs of CTAs in the order of their indices (%smid)."""
+"""Consecutive CTAs on one GPC of an H200, without clusters; of clusters every eighth is on the same GPC (by %smid)."""
 MAX_ACTIVE_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that are active at once on an H200, by their CTAs (cudaOccupancyMaxActiveClusters): GPCs have 16 or 18
 SMs."""
@@ -154,12 +153,12 @@ class ConfigTable:
     def gpc_sharers(self, problem: Problem) -> tuple[Array, Array]:
         """Return how many CTAs of a GPC read the same tile of A at once, and how many the same tile of B.
 
-        Those of one GPC are consecutive in the raster order: a part of a group, `raster_group` tiles wide. The model
-        was fitted to single waves of clusters that run along their longer side, so they count as such.
+        The CTAs of a GPC have consecutive tiles in the raster order: a part of a group, `raster_group` tiles wide.
+        Single waves of clusters count as if along their longer side, to which the model was fitted.
         """
         tiles_m, tiles_n = self._kernel_grid(problem)
         has_clusters = self.cluster_size > 1
-        is_set = self.is_single_wave(problem) & (self.splits == 1) & has_clusters
+        is_set = has_clusters & self.is_single_wave(problem) & (self.splits == 1)
         raster_m = np.where(is_set, self.cluster_shape_m >= self.cluster_shape_n, self.raster_m)
         raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(raster_m, tiles_n, tiles_m)))
         clusters = np.where(has_clusters, SMS_PER_GPC / self.cluster_size, CONSECUTIVE_CTAS)
@@ -167,7 +166,7 @@ class ConfigTable:
         return np.where(raster_m, raster_group, num_groups), np.where(raster_m, num_groups, raster_group)
 
     def single_wave_raster_m(self, problem: Problem) -> Array:
-        """Return for each config whether tiles run along M, where a single wave has the raster of `runs_along_m`."""
+        """Return `raster_m`, for single waves by `runs_along_m`."""
         along_m = runs_along_m(*self._kernel_grid(problem), self.cluster_size > 1)
         return np.where(self.is_single_wave(problem) & (self.splits == 1), along_m, self.raster_m)
 
@@ -278,17 +277,16 @@ def is_single_wave(config: Config, problem: Problem, sms: int = NUM_SMS) -> bool
 
 
 def runs_along_m(tiles_m: Any, tiles_n: Any, has_clusters: Any) -> Any:
-    """Return whether the tiles of a single wave should run along M, given its clusters' tiles along both dimensions.
+    """Return whether a single wave should run along M, given its clusters' tiles along both dimensions.
 
-    CTAs of a GPC then share tiles of the larger operand: those that are CONSECUTIVE_CTAS apart if they have clusters,
-    else consecutive ones. 87 configs of the model are faster by 4.2 % in the mean (-5 to 34), 45 of the table by 6.9
-    (raster-h200).
+    CTAs of a GPC then share tiles of the larger operand (CONSECUTIVE_CTAS): 87 choices of the model are 4.2 % faster in
+    the mean (-5 to 34), 45 of the table 6.9 % (raster-h200).
     """
     return (tiles_m >= tiles_n) ^ has_clusters
 
 
 def with_single_wave_raster(config: Config, problem: Problem) -> Config:
-    """Return a config of a single wave with the raster of `runs_along_m`, unless K is split in global memory."""
+    """Return a config of a single wave with the raster of `runs_along_m`, unless `splits` divides K."""
     along_m = runs_along_m(*_cluster_tiles(config, problem), config.cluster != (1, 1) or config.cluster_splits > 1)
     return config if config.splits != 1 else config.replace(raster="m" if along_m else "n")
 

@@ -4,8 +4,7 @@ The clusters of a wave advance along K together, so a wave reads each of its row
 once. From wave to wave the L2 keeps the most recently used data, and less of the data with the policy evict_first. For
 DRAM an H200's counters (counters-h200) are within 5 % of the model. With eviction hints they are within
 7 % with `sync_clusters`; without it up to twice the model, since data are evicted before all clusters have read them.
-The chip merges a fraction of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within
-15 %.
+The chip merges a fraction of what a GPC's SMs read from the L2 at one time, unless it is multicast; within 15 %.
 """
 
 from __future__ import annotations

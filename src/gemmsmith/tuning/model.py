@@ -40,14 +40,13 @@ GPC_MERGED_READ_FRACTION = 0.27
 """Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
 fit.py."""
 CONSECUTIVE_MERGED_READ_FRACTION = 0.6
-"""The same of CTAs without clusters, if rows begin at multiples of 128 bytes. Chosen of three values by the regret on
-survey-middle-h200 and ten other sets, which falls by 11 %; by counters 0.7 to 1 (merged-reads-h200)."""
+"""The same of CTAs without clusters, for rows at multiples of 128 bytes. Chosen of three values by the regret on eleven
+sets, which falls by 10 %. By counters 0.7 to 1 (merged-reads-h200)."""
 UNALIGNED_OVERHEAD = 0.6
 """Relative slowdown of the L2 if all SMs read rows that do not begin at multiples of 128 bytes (its lines)."""
 UNALIGNED_SECTOR_OVERHEAD = 0.7
 """Additional slowdown if these do not begin at multiples of 32 bytes (its sectors) either. Both were chosen by the
-errors on 21 shapes of four files (survey-h200 and others). At most 9.9, 6.1 and 4.2 kB per cycle are read of rows at
-multiples of 128, 32 and 16 bytes."""
+errors on 21 shapes (survey-h200 and others)."""
 UNALIGNED_TILE_OVERHEAD = 1.76
 """The slowdown if the tiles of an MN-major operand do not begin at multiples of 128 bytes. Fitted by fit.py."""
 REREAD_FRACTION = 0.1
@@ -55,16 +54,9 @@ REREAD_FRACTION = 0.1
 clusters drift apart. Fitted by fit.py."""
 MAX_REREADS = 3
 """The most clusters for which it counts. Chosen of nine values by the regret on choice-middle-h200."""
-SHORT_ROW_OVERHEAD = 0.021
-"""Relative DRAM slowdown for row segments of 128 bytes (tile K 64); a quarter of it for 256 bytes. Fitted by fit.py."""
-SHORT_ROW_MAX_M = 64
-"""M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
 CLUSTER_ALONG_N_OVERHEAD = 0.05
 """Relative DRAM slowdown for each time that a cluster is twice as long along N, so that its CTAs read more columns of B
-at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls on eight of
-nine surveys and sets of pairs, by 9 % in the mean."""
-IDLE_SM_OVERHEAD = 0.03
-"""Relative DRAM slowdown times the fraction of SMs that have no tile. Fitted by fit.py."""
+at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls by 9 %."""
 LAUNCH_AND_FILL_CYCLES = 4902
 """Cycles to start a kernel and to fill the pipeline. Fitted by fit.py."""
 CLUSTER_SYNC_CYCLES = 157
@@ -102,8 +94,7 @@ MIN_SLOWDOWN = SM_CLOCK_MHZ / 1980
 """Time of an SM cycle at the highest clock, relative to one at SM_CLOCK_MHZ: 1980 MHz (nvidia-smi, clocks.max.sm)."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
-fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100, whose configs are others in
-heavy-unrolled-h100."""
+fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-wide-h100."""
 OVERLAP_SLOWDOWN = 0.45
 """Cycles by which other warpgroups' mainloops are late per cycle of functions that they overlap with: those compete for
 the register file and for issue slots."""
@@ -129,8 +120,7 @@ TILE_K_128_SLOWDOWN = 1.086
 """Time of a k-tile of 128 relative to its bounds: fewer of them are in flight. Fitted by fit.py."""
 FEW_STAGES_SLOWDOWN = 0.05
 """Relative slowdown of a k-tile for each stage below 5, unless sums are promoted or power limits the clock. Chosen of
-seven values by the regret, which falls by a further 11 %. Of five sets of groups and heavy epilogues it falls on three
-by 16 to 19 %, and rises on one by 6 %."""
+seven values by the regret, which falls by 11 %."""
 A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
 """Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
 Nearest to the times in tries-tf32-h100."""
@@ -164,8 +154,8 @@ DRAM_BYTES_PER_CYCLE_AT_700W = 6_874
 """Bytes of DRAM traffic per cycle that alone would draw 700 W. Scaled with the four constants before it, which fit.py
 fits with --power."""
 STREAM_K_ENERGY_OVERHEAD = 0.0858
-"""Relative additional energy of stream-K with several waves, which then cannot have `sync_clusters`. Fitted by fit.py;
-without it the model chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
+"""Relative additional energy of stream-K with several waves, which then cannot have `sync_clusters`. Fitted by
+fit.py."""
 
 
 def covers(dtype: DType, chip: Chip) -> bool:
@@ -253,8 +243,6 @@ def estimate(
     if is_short and problem.batch == 1:
         along_n = np.where(table.swap_ab, table.cluster_shape_m, table.cluster_shape_n)
         slowdown = 1 + CLUSTER_ALONG_N_OVERHEAD * np.log2(along_n)
-    if problem.m <= SHORT_ROW_MAX_M:
-        slowdown = slowdown + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
     overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
@@ -268,8 +256,7 @@ def estimate(
         `slowdown`: time of an SM cycle, by which power limits work; otherwise it is one of the bounds.
         """
         work = (waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores) * slowdown
-        idle = 1 - waves.clusters * table.cluster_size / gpu.sms
-        reads, p = memory * waves.fraction * (1 + IDLE_SM_OVERHEAD * idle), BOUND_NORM_EXPONENT
+        reads, p = memory * waves.fraction, BOUND_NORM_EXPONENT
         energy = 0.0 if limited else power * waves.fraction
         return np.asarray((work**p + reads**p + energy**p) ** (1 / p))
 
@@ -406,13 +393,11 @@ class _Waves(NamedTuple):
     """The work of a CTA in all full waves of clusters, or in the last, partial wave; arrays with a value per config.
 
     Attributes:
-        clusters: Clusters of each of these waves.
         fraction: Fraction of all tiles that they have.
         k_tiles_per_cta: k-tiles of a CTA in all of them.
         exposed_stores: Cycles of stores that no mainloop hides.
     """
 
-    clusters: Array
     fraction: Array
     k_tiles_per_cta: Array
     exposed_stores: Array
@@ -454,13 +439,12 @@ def _schedule_waves(
     last_fraction = np.where(is_split, 0.0, last_tiles / np.maximum(tiles, 1))
     split_stores = np.maximum(1, np.floor(tiles / clusters)) * store
     full = _Waves(
-        np.where(is_split, clusters, capacity),
         1 - last_fraction,
         np.where(is_split, split_k_tiles, full_waves * k_tiles_per_split),
         np.where(is_split, split_stores, exposed_stores),
     )
     has_last &= ~is_split
-    last = _Waves(last_tiles, last_fraction, np.where(has_last, k_tiles_per_split, 0), np.where(has_last, store, 0.0))
+    last = _Waves(last_fraction, np.where(has_last, k_tiles_per_split, 0), np.where(has_last, store, 0.0))
     return full, last, np.where(is_split, SPLIT_REDUCTION_CYCLES + peers * partial, split_reduction)
 
 

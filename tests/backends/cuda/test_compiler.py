@@ -146,7 +146,7 @@ def test_no_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_the_backend_imports_no_bindings() -> None:
     code = (
         "import sys, gemmsmith; "
-        "from gemmsmith.backends.cuda import cache, compiler, disassembler, driver, kernel_loader; "
+        "from gemmsmith.backends.cuda import cache, compiler, driver, kernel_loader, listing; "
         "print([m for m in sys.modules if m.startswith('cuda.') or m == 'platformdirs'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

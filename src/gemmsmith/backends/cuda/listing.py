@@ -1,20 +1,58 @@
-"""PTX and SASS as lists of instructions, with their classes, their Python source lines, and the mainloops."""
+"""PTX, and SASS by NVIDIA's nvdisasm, as lists of instructions, with classes, Python source lines, and mainloops."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
+from importlib import metadata
 from operator import and_
+from pathlib import Path
 
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
-from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.mnemonics import Code, classify
+from gemmsmith.core.errors import CompileError
 from gemmsmith.core.frozen import cached_property
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
+
+PACKAGE = "nvidia-cuda-nvdisasm"
+
+
+@lru_cache(maxsize=1)
+def find_nvdisasm() -> str:
+    """Return the program's path: from the pip package, or else from PATH. Raises CompileError."""
+    try:
+        for file in metadata.files(PACKAGE) or []:
+            if file.stem == "nvdisasm" and file.suffix in ("", ".exe") and Path(str(file.locate())).is_file():
+                return str(file.locate())
+    except metadata.PackageNotFoundError:
+        pass
+    path = shutil.which("nvdisasm")
+    if path is None:
+        raise CompileError(f"nvdisasm was not found: pip install {PACKAGE}")
+    return path
+
+
+def disassemble(cubin: bytes, *, line_info: bool = False) -> str:
+    """Return the disassembly of the cubin's code sections; `line_info`: with source lines. Raises CompileError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        process = subprocess.run(
+            [find_nvdisasm(), "-c", *(["--print-line-info-inline"] if line_info else []), str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if process.returncode:
+        raise CompileError(f"nvdisasm: {process.stderr.strip()}")
+    return process.stdout
 
 
 @dataclass(frozen=True)
