@@ -70,6 +70,12 @@ FILES: dict[str, tuple[str, str, str]] = {
                          "2026-11-30"),
     "power-h200": ("Two configs of large GEMMs: short blocks in turns, blocks of a second.", "bfaad6a9", "2026-11-30"),
     "power-shares-h200": ("The same among other kernels.", "bfaad6a9", "2026-11-30"),
+    "raster-h200": ("Single waves with the raster of their cluster, and with that by GPCs.", "3bd4dc76", "2026-11-30"),
+    "merged-reads-h200": ("L2 reads and times of one GEMM by the order of its tiles.", "ee63ad2f", "2026-11-30"),
+    "tail-h200": ("Ragged GEMMs: rows past the end filled with zeros, or not loaded.", "3bd4dc76", "2026-11-30"),
+    "survey-middle-h200": ("About 20 configs of 53 GEMMs, most with 65 to 512 rows, to choose constants.", "3bd4dc76",
+                           "2026-11-30"),
+    "unseen-middle-h200": ("The same of 17 layers of held-out models.", "3bd4dc76", "2026-11-30"),
     "placement-h200": ("Do neighboring tiles on one GPC gain?", "177c923a", "2026-11-30"),
     "header-launch-h200": ("What does a launch by an exported header cost on the host?", "5e7da401", "2026-11-30"),
     "choice-middle-h200": (

@@ -30,11 +30,11 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.05723, 7.42216, 0.03666), ("survey-nn-h100", 0.05874, 7.37083, 0.04694),
+    ("survey-h200", 0.05721, 7.42331, 0.03622), ("survey-nn-h100", 0.05874, 7.37083, 0.04694),
     ("survey-tn-h100", 0.06624, 7.35186, 0.03907), ("survey-tt-h100", 0.07441, 7.38370, 0.10974),
-    ("survey-fp8-h200", 0.07200, 7.51209, 0.05606), ("sweep-third-h200", 0.01073, 7.38231, 0.00576),
-    ("sweep-layouts-h100", 0.01209, 7.38975, 0.00450), ("choice-middle-h200", 0.05250, 7.44468, 0.03007),
-    ("survey-middle-h200", 0.04511, 7.44326, 0.02181), ("unseen-middle-h200", 0.04930, 7.42923, 0.01813),
+    ("survey-fp8-h200", 0.07191, 7.51266, 0.05606), ("sweep-third-h200", 0.01073, 7.38231, 0.00576),
+    ("sweep-layouts-h100", 0.01209, 7.38975, 0.00450), ("choice-middle-h200", 0.05243, 7.44556, 0.02903),
+    ("survey-middle-h200", 0.04511, 7.44406, 0.02148), ("unseen-middle-h200", 0.04931, 7.42929, 0.01813),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -83,9 +83,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 63), ("layers-h100", figures.plain, 9), ("dense-unseen-h200", figures.plain, 58),
-    ("epilogues-h200", figures.fused, 10),
-    ("fp8-unseen-h200", figures.block_scaled, 9), ("fp8-h200", figures.block_scaled, 39),
+    ("kinds-h100", figures.plain, 68), ("layers-h100", figures.plain, 9), ("dense-unseen-h200", figures.plain, 89),
+    ("epilogues-h200", figures.fused, 14),
+    ("fp8-unseen-h200", figures.block_scaled, 13), ("fp8-h200", figures.block_scaled, 46),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""
@@ -98,8 +98,8 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(1.0493, abs=1e-3)
-    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0385, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0500, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.0396, abs=1e-3)
 
 
 def test_fragments_that_threads_load() -> None:

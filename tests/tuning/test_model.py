@@ -114,13 +114,15 @@ def test_splits_share_through_memory(splits: int) -> None:
     assert found.split_reduction == pytest.approx(model.SPLIT_REDUCTION_CYCLES + (splits - 1) * partial)
 
 
-@pytest.mark.parametrize("m", [64, 65])
-def test_memory_reads_again(m: int) -> None:
-    """A by three more clusters, B where A has a second row of tiles."""
-    config = TILE.replace(tile=(64, 64, 64), consumers=1)
+@pytest.mark.parametrize(("m", "k_tile", "slower"), [
+    (64, 64, model.SHORT_ROW_OVERHEAD), (64, 128, model.SHORT_ROW_OVERHEAD / 4), (65, 64, 0), (65, 128, 0),
+])  # fmt: skip
+def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -> None:
+    """A by three more clusters, B where A has a second row of tiles; k-tiles that are not deep slow few rows down."""
+    config = TILE.replace(tile=(64, 64, k_tile), consumers=1)
     nbytes = 2 * (m * 4096 + 4096 * 4096 + -(-m // 64) * 64 * 4096)  # of D whole tiles
     again = 2 * 4096 * (3 * m + 4096 * (m > 64))
-    expected = (nbytes + model.REREAD_FRACTION * again) / H200.dram_bytes_per_cycle
+    expected = (nbytes + model.REREAD_FRACTION * again) / H200.dram_bytes_per_cycle * (1 + slower)
     assert of(config, m, 4096, 4096).memory_cycles == pytest.approx(expected)
 
 

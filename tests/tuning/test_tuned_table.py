@@ -94,7 +94,7 @@ def gated(acc: Any) -> Any:
 
 def test_an_epilogue_that_slows_an_entry_down_has_a_config_of_its_own() -> None:
     """By the model, relative to its own choice."""
-    a, b = Spec((512, 2048), "bf16"), Spec((2048, 576), "bf16", (1, 2048))
+    a, b = Spec((1024, 4096), "bf16"), Spec((4096, 512), "bf16", (1, 4096))
     assert "tuned" in gemmsmith.plan(a, b).why
     assert "tuned without its epilogue" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
     assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=gated).why

@@ -16,7 +16,7 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, tensor_map, u16, u32, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
-from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.lang.values import Constant, Operation, Value, ValueLike
 from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
 EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
@@ -118,6 +118,12 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
     return Access("shared", swizzled(units, swizzle), SWIZZLE_UNIT_BYTES, rank)
 
 
+def _name(map: Value) -> str:
+    """Return the name of a tensor map; of several, of which conditions select one, the shortest."""
+    names = [_name(x) for x in map.operands[1:]] if isinstance(map, Operation) else [str(map.name)]
+    return min(names, key=len)
+
+
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     """Start a load into the CTAs of `ranks` in the cluster (None: the issuing one), and report misaligned ones.
 
@@ -134,7 +140,7 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     targets = [box.shared_access(destination, rank) for rank in ranks]
     nbytes = box.map.box_bytes  # also if some are out of bounds
     m.async_operations.start(
-        AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, targets), [box.source], targets,
+        AsyncOperation(f"TMA load of {_name(load.map)}", "tma", lambda: box.load(m, targets), [box.source], targets,
                        complete_tx=[MbarrierTx(rank, barrier, nbytes) for rank in ranks], nbytes=nbytes,
                        coordinates=(box.x, box.y, box.z))
     )  # fmt: skip

@@ -161,14 +161,16 @@ class ConfigTable:
         is_set = has_clusters & self.is_single_wave(problem) & (self.splits == 1)
         raster_m = np.where(is_set, self.cluster_shape_m >= self.cluster_shape_n, self.raster_m)
         raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(raster_m, tiles_n, tiles_m)))
-        clusters = np.where(has_clusters, SMS_PER_GPC / self.cluster_size, CONSECUTIVE_CTAS)
+        is_consecutive = ~has_clusters & (problem.batch == 1)
+        clusters = np.where(is_consecutive, CONSECUTIVE_CTAS, SMS_PER_GPC / self.cluster_size)
         num_groups = np.maximum(1, clusters / raster_group)
         return np.where(raster_m, raster_group, num_groups), np.where(raster_m, num_groups, raster_group)
 
     def single_wave_raster_m(self, problem: Problem) -> Array:
         """Return `raster_m`, for single waves by `runs_along_m`."""
-        along_m = runs_along_m(*self._kernel_grid(problem), self.cluster_size > 1)
-        return np.where(self.is_single_wave(problem) & (self.splits == 1), along_m, self.raster_m)
+        tiles = self._kernel_grid(problem)
+        is_set = self.is_single_wave(problem) & (self.splits == 1) & (np.minimum(*tiles) > 1) & (problem.batch == 1)
+        return np.where(is_set, runs_along_m(*tiles, self.cluster_size > 1), self.raster_m)
 
     def _kernel_grid(self, problem: Problem) -> tuple[Array, Array]:
         """Return `grid` in the kernel's orientation."""
@@ -286,9 +288,12 @@ def runs_along_m(tiles_m: Any, tiles_n: Any, has_clusters: Any) -> Any:
 
 
 def with_single_wave_raster(config: Config, problem: Problem) -> Config:
-    """Return a config of a single wave with the raster of `runs_along_m`, unless `splits` divides K."""
-    along_m = runs_along_m(*_cluster_tiles(config, problem), config.cluster != (1, 1) or config.cluster_splits > 1)
-    return config if config.splits != 1 else config.replace(raster="m" if along_m else "n")
+    """Return a config of a single wave with the raster of `runs_along_m`; not of a batch or with `splits`."""
+    tiles = _cluster_tiles(config, problem)
+    if config.splits != 1 or min(tiles) == 1 or problem.batch > 1:  # one row or column of tiles has one order
+        return config
+    has_clusters = config.cluster != (1, 1) or config.cluster_splits > 1
+    return config.replace(raster="m" if runs_along_m(*tiles, has_clusters) else "n")
 
 
 def _cluster_tiles(config: Config, problem: Problem) -> tuple[int, int]:

@@ -40,8 +40,8 @@ GPC_MERGED_READ_FRACTION = 0.27
 """Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
 fit.py."""
 CONSECUTIVE_MERGED_READ_FRACTION = 0.6
-"""The same of CTAs without clusters, for rows at multiples of 128 bytes. Chosen of three values by the regret on eleven
-sets, which falls by 10 %. By counters 0.7 to 1 (merged-reads-h200)."""
+"""The same of CTAs without clusters, not of a batch, for rows at multiples of 128 bytes. Chosen of three values by the
+regret on eleven sets, which falls by 10 %. By counters 0.7 to 1 (merged-reads-h200)."""
 UNALIGNED_OVERHEAD = 0.6
 """Relative slowdown of the L2 if all SMs read rows that do not begin at multiples of 128 bytes (its lines)."""
 UNALIGNED_SECTOR_OVERHEAD = 0.7
@@ -54,6 +54,10 @@ REREAD_FRACTION = 0.1
 clusters drift apart. Fitted by fit.py."""
 MAX_REREADS = 3
 """The most clusters for which it counts. Chosen of nine values by the regret on choice-middle-h200."""
+SHORT_ROW_OVERHEAD = 0.021
+"""Relative DRAM slowdown for row segments of 128 bytes (tile K 64); a quarter of it for 256 bytes. Fitted by fit.py."""
+SHORT_ROW_MAX_M = 64
+"""M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
 CLUSTER_ALONG_N_OVERHEAD = 0.05
 """Relative DRAM slowdown for each time that a cluster is twice as long along N, so that its CTAs read more columns of B
 at once; not of batches or beyond `Gpu.short_flops`. Chosen of eight values by the regret, which falls by 9 %."""
@@ -243,6 +247,8 @@ def estimate(
     if is_short and problem.batch == 1:
         along_n = np.where(table.swap_ab, table.cluster_shape_m, table.cluster_shape_n)
         slowdown = 1 + CLUSTER_ALONG_N_OVERHEAD * np.log2(along_n)
+    if problem.m <= SHORT_ROW_MAX_M:
+        slowdown = slowdown + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
     overhead = STREAM_K_ENERGY_OVERHEAD * ((table.splits == 0) & (tiles > table.max_active_clusters))
@@ -459,7 +465,7 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     active = np.minimum(clusters / table.max_active_clusters, 1)
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     has_lines = all(x.major == "MN" or _pitch_bytes(x) % LINE_BYTES == 0 for x in (a, b))
-    is_consecutive = (table.cluster_size == 1) & has_lines
+    is_consecutive = (table.cluster_size == 1) & has_lines & (problem.batch == 1)
     merged = np.where(is_consecutive, CONSECUTIVE_MERGED_READ_FRACTION, GPC_MERGED_READ_FRACTION)
     filled = read = np.zeros(1)
     for operand, swapped, width, multicast_ctas, sharers in (
