@@ -267,6 +267,15 @@ def _set(thing: object, name: str, value: object) -> Callable[[], None]:
     return lambda: setattr(thing, name, value)
 
 
+def _product(x: Value) -> Any:
+    """The first product with a constant in an expression, or None."""
+    if not isinstance(x, Operation):
+        return None
+    if x.op == "*" and isinstance(x.operands[1], Constant):
+        return x
+    return next((y for y in map(_product, x.operands) if y is not None), None)
+
+
 def _off_by_one(statement: st.Statement, where: SourceLocation) -> Iterator[Change]:
     if isinstance(statement, st.Declare) and statement.variable.name.endswith("_phase"):
         assert isinstance(statement.initial, Constant)
@@ -295,7 +304,12 @@ def _off_by_one(statement: st.Statement, where: SourceLocation) -> Iterator[Chan
             nbytes: Value = Parameter(i.tx_bytes.type, f"{i.tx_bytes.name}{change:+d}")  # given beside the right one
             if isinstance(i.tx_bytes, Constant):
                 nbytes = Constant(i.tx_bytes.type, i.tx_bytes.value + change)
-            yield f"{change:+d} bytes of", i.mnemonic, where, _set(i, "tx_bytes", nbytes)
+            if (product := _product(i.tx_bytes)) is not None:
+                rows, row_bytes = product.operands
+                wrong = rows, Constant(row_bytes.type, row_bytes.value + change)
+                yield f"{change:+d} bytes of", i.mnemonic, where, _set(product, "operands", wrong)
+            else:
+                yield f"{change:+d} bytes of", i.mnemonic, where, _set(i, "tx_bytes", nbytes)
     if isinstance(i, (wgmma.WgmmaWait, tma.BulkWaitRead, cp_async.CpAsyncWait)):
         yield "+1 pending of", i.mnemonic, where, _set(i, "pending", i.pending + 1)
     if isinstance(i, barrier.BarrierSync):

@@ -31,7 +31,7 @@ CONFIGS = [
     for design in ("cooperative", "tma", "pingpong")
     for cluster in ((1, 1), (2, 1))
 ]
-CONFIGS += [CONFIGS[0].replace(tile=(128, 128, 64), cluster=x, alias_epilogue=True) for x in ((1, 1), (1, 2))]
+CONFIGS += [CONFIGS[0].replace(tile=(128, 80, 64), cluster=x, alias_epilogue=True) for x in ((1, 1), (1, 2))]
 CONFIGS += [
     CONFIGS[0].replace(sync_clusters=True),
     CONFIGS[0].replace(splits=0),

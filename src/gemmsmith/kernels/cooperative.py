@@ -25,7 +25,6 @@ SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 With one consumer the 255 registers per thread at launch are enough."""
 SETMAXNREG_WITH_GATHER = {2: (56, 224), 3: (56, 152)}
 """Likewise, if the producer's threads have addresses of the rows that they copy."""
-
 SCALE_WARP = 1
 """The warp that copies the scales that TMA cannot load."""
 
@@ -112,7 +111,7 @@ def gathering_producer(k: Builder, mainloop: TmaMainloop, operand: GatheredOpera
             k_remaining.set(k_remaining.get() - tile_k)
             producer.advance()
     with k.when(k.warp_index == 0), k.when(hw.elect_one()):
-        producer.tail()
+        pipeline.producer_tail(producer.write)
 
 
 def consumer_loop(
