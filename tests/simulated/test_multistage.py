@@ -43,8 +43,9 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
     precision = draw(some.sampled_from(["tf32", "3xtf32"])) if dtype == "fp32" else None
     depth *= 1 if precision == "3xtf32" else draw(some.sampled_from([1, 2]))
     chip = draw(some.sampled_from(["sm_80", "sm_86", "sm_90"]))
-    stage_bytes = sum(tile) * depth * np.dtype(OPERANDS[dtype]).itemsize
-    most = 2 if chip == "sm_86" and 3 * stage_bytes > 2**16 else 4  # beside an epilogue's buffers
+    line = 128 // np.dtype(OPERANDS[dtype]).itemsize  # an MN-major operand's tile is padded to whole lines
+    stage_bytes = sum(-(-x // line) * 128 for x in tile) * depth
+    most = min(4, (CHIPS[chip].max_shared_bytes_per_cta - 2**14) // stage_bytes)  # beside the results' buffers
     return {
         "dtype": dtype, "precision": precision, "batch": draw(some.sampled_from([None, None, 2])),
         "output": draw(some.sampled_from(OUTPUTS[dtype])), "half": draw(some.booleans()),
