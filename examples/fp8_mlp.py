@@ -1,6 +1,6 @@
 """Two FP8 layers with SwiGLU between them, in two kernels: the first one's epilogue quantizes the second one's input.
 
-python examples/fp8_mlp.py
+python examples/fp8_mlp.py     # with torch
 
 On a CPU a small model runs in the simulator, with every access checked; on a Hopper GPU a full-size one. Activations
 have one scale per 1 x 128 block, weights one per 128 x 128 block; both are applied in the mainloop. Only the two

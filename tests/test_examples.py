@@ -184,6 +184,8 @@ def test_launch_checks_its_arguments() -> None:
     ):
         with pytest.raises(gemmsmith.ArgumentError, match=message):
             gemmsmith.launch(transpose(), Transpose(32, 32), **arguments)
+    with pytest.raises(gemmsmith.ArgumentError, match="kernel: got function; use what Builder.finish returns"):
+        gemmsmith.launch(transpose, Transpose(32, 32), source=x, target=x)
 
 
 def test_a_simulated_launch_returns_what_it_finds(tmp_path: Path) -> None:

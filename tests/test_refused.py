@@ -72,7 +72,7 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
     ("bf16", None, {"epilogue": lambda acc: acc.to("fp8_e5m2") * 2, **multistage(chip="sm_86")}, ConfigError,
      "cast: got fp8_e5m2 for sm_86, which cannot convert it; use sm_89 or later"),
     ("fp8_e4m3", None, multistage(chip="sm_89"), ConfigError,
-     "design: got mma_multistage for operands of fp8_e4m3 accumulated in fp32; use the design cooperative, "),
+     "design: got mma_multistage for operands of fp8_e4m3 accumulated in fp32; use the design .* on sm_90a$"),
     # rows that do not fit a swizzle
     ("bf16", None, multistage(tile=(128, 128, 16)), ConfigError,
      "tile K: got 16 of bf16; mma_multistage needs a multiple of 32"),
@@ -158,7 +158,7 @@ def bf16(*shape: int) -> np.ndarray:
         (lambda: gemmsmith.simulate(Spec((8, 16), "bf16"), Spec((16, 8), "bf16")),
          "a: got a Spec, which has no data; use an array"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8)),
-         r"x: got dtype float64; use one of bf16, fp16, fp32, such as x.astype\(numpy.float32\)$"),
+         r"x: got dtype float64; use fp32, bf16 or fp16, such as x.astype\(numpy.float32\)$"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.int16)),
          "x: got dtype int16; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
         (lambda: Spec((8, 8), "float64"),
@@ -205,7 +205,7 @@ OF_FLOAT64: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("call", OF_FLOAT64)
 def test_float64_is_offered_narrower_floats(call: Callable[[Any], Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"got dtype float64; use one of bf16, fp16, fp32, such as x\.astype"):
+    with pytest.raises(ArgumentError, match=r"got dtype float64; use fp32, bf16 or fp16, such as x\.astype"):
         call(np.ones((8, 8)))
 
 

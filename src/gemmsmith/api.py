@@ -100,8 +100,8 @@ def gemm(
         operands: Epilogue operands by name, needed only for names that collide with arguments of `gemm`.
         out: Array for the result, or a tuple, list or dict of arrays for several results. Default: new arrays of a's
             library, row-major; scales of `quantize` are M-major, padded to 16 bytes, which `gemm` reads fastest.
-        out_dtype: bf16, fp16 or fp32 (int32 for int8 without scales and epilogue). Default: the operands' dtype; bf16
-            for fp8, and for int8 with scales or an epilogue; int32 for int8 otherwise (sums are exact modulo 2^32).
+        out_dtype: bf16, fp16, fp32, fp8 (int32 for int8 without scales and epilogue). Default: the operands' dtype;
+            bf16 for fp8, and for int8 with scales or an epilogue; int32 for int8 otherwise (sums exact modulo 2^32).
         accumulate: "fp32" (default) or "fp16" for fp16 operands, "fp32" for bf16. For fp8 "promoted" (default): sums
             over 128 of k by the tensor core, which keeps about 13 bits, are multiplied by the block scales and added in
             fp32; or "fast": the tensor core sums over all of k.

@@ -88,7 +88,7 @@ def test_alignment_is_that_of_the_address() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 2)), "b: got dtype float64; use one of bf16, fp16, fp32, "),
+        (np.zeros((2, 2)), "b: got dtype float64; use fp32, bf16 or fp16, "),
         (np.zeros((2, 2), np.int16), "b: got dtype int16"),
         (np.zeros((2, 2), ">f2"), "b: got dtype >f2; .* native byte order"),
         (np.ma.masked_array(np.zeros((2, 2), np.float16)), r"b: got a masked array; use x.filled"),

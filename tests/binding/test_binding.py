@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -440,6 +441,29 @@ HERE = WHOLE[:4, :8], WHOLE[10:18, :5]
 def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         bind(Request(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0}))
+
+
+def test_one_array_for_two_results() -> None:
+    out = np.zeros((4, 5), bf16)
+    with pytest.raises(ArgumentError, match="y: overlaps z; pass a separate array$"):
+        bind(Request(*HERE, {"y": out, "z": out}, epilogue=lambda acc: {"y": acc, "z": acc * 2.0}))
+
+
+@pytest.mark.parametrize("x", [True, np.True_, 3, np.int8(3), 2.5, np.float16(2.5), bf16(2.5), Fraction(5, 2)])
+def test_numbers_as_operands(x: Any, rng: np.random.Generator) -> None:
+    """Also scalars of numpy and ml_dtypes, such as elements of arrays."""
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((4, 8), (8, 5)))
+    product = gemmsmith.gemm(a, b, epilogue=lambda acc, x: acc * x, x=x)
+    np.testing.assert_allclose(product, a.astype(float) @ b * float(x), rtol=1e-5, atol=1e-5)
+    assert gemmsmith.plan(a, b, epilogue=lambda acc, x: acc * x, x=x).problem
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("x", [np.datetime64("2020"), np.str_("x"), np.complex64(1), 1j, "1"])
+def test_what_is_no_number(x: Any) -> None:
+    for call in (gemmsmith.gemm, gemmsmith.plan):
+        with pytest.raises(ArgumentError, match="x: got .*; use (an array or a number|a torch tensor)"):
+            call(*HERE, epilogue=lambda acc, x: acc * x, x=x)
 
 
 def test_what_tiles_add_to_is_no_operands_array() -> None:

@@ -36,6 +36,7 @@ GOOD = {
             "64x72x80 --backend reference --layout tn", "64x72x80 --backend reference --dtype fp16 --accumulate fp16",
             "64x72x80 --backend reference --out-dtype fp32", "64x72x80 --backend reference --dtype int8",
             "64x72x80 --backend reference --dtype fp32 --precision 3xtf32", "0x72x80 --backend reference",
+            "64x72x80 --backend sim --out-dtype fp8_e4m3",
             "64x256x256 --backend reference --dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128",
             "64x72x80 --backend reference --dtype int8 --scale-a rows --scale-b tensor",
             "64x72x80 --backend reference --batch 2", "100x72x80 --backend reference --groups 30,0,50",

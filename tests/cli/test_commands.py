@@ -215,6 +215,12 @@ def test_an_empty_result(call, sizes: str) -> None:
     assert "result    pass" in rows
 
 
+def test_an_empty_result_has_no_page(call, tmp_path: Path) -> None:
+    result = call("simulate", "0x128x64", "--html", str(tmp_path / "a.html"), "--counters")
+    assert "there is no page, and nothing is counted" in result.output
+    assert not (tmp_path / "a.html").exists()
+
+
 def test_a_swapped_problem_is_printed_as_it_was_given(call) -> None:
     assert "100x128x64 bf16" in good(call("run", "100x128x64", "--swap-ab", "--backend", "sim")).splitlines()[0]
 

@@ -12,8 +12,8 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Grouping
-from gemmsmith.epilogue.group_partials import GroupPartials
 from gemmsmith.epilogue.inputs import WarpgroupTile
+from gemmsmith.epilogue.partials import GroupPartials
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.types import I32, PRED

@@ -9,7 +9,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as some
 
 import gemmsmith
-from gemmsmith import Config, ConfigError
+from gemmsmith import ArgumentError, Config, ConfigError
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP16, FP32, as_dtype
 from gemmsmith.tuning.tuned_table import builtin_rows
@@ -162,6 +162,15 @@ def test_one_kernel_serves_all_sizes(rng: np.random.Generator) -> None:
         kernels.add(plan._planned.kernel)
         assert plan.simulate(a, b).hazards == []
     assert len(kernels) == 1
+
+
+def test_a_record_of_no_kernel(tmp_path) -> None:
+    a, b = np.zeros((0, 64), np.float16), np.zeros((64, 64), np.float16)
+    done = gemmsmith.simulate(a, b, record=True)
+    with pytest.raises(ArgumentError, match="to_html: no kernel was recorded; .* and no empty GEMM"):
+        done.to_html(tmp_path / "a.html")
+    with pytest.raises(ArgumentError, match="timeline: no kernel was recorded"):
+        _ = done.timeline
 
 
 def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_path) -> None:

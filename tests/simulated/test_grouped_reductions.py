@@ -90,12 +90,15 @@ def test_rows_are_reduced_in_a_fixed_order(config: Config | None, form: str) -> 
     """Those of no group are 0, and -inf for logsumexp, which is that of nothing."""
     rng, n, k = np.random.default_rng(2), 200, 64
     a, b, table, parts = operands(rng, form, n, k, SIZES[:7])
-    out = {name: poisoned("fp32", *a.shape[:-1]) for name in KINDS}
-    done = gemmsmith.simulate(
-        a, b, **table, grouping=Grouping(form), out=out, config=config, seed=1,  # type: ignore[arg-type]
-        epilogue=lambda acc: {name: reduce(acc) for name, reduce in KINDS.items()},
-    )  # fmt: skip
+    out, of_reference = ({name: poisoned("fp32", *a.shape[:-1]) for name in KINDS} for _ in range(2))
+
+    def epilogue(acc: Any) -> Any:
+        return {name: reduce(acc) for name, reduce in KINDS.items()}
+
+    grouping: Any = Grouping(form)  # type: ignore[arg-type]
+    done = gemmsmith.simulate(a, b, **table, grouping=grouping, out=out, config=config, seed=1, epilogue=epilogue)
     assert done.hazards == []
+    gemmsmith.grouped_gemm(a, b, **table, out=of_reference, epilogue=epilogue, backend="reference")
     is_row = np.zeros(a.shape[:-1], bool)
     for g, part in enumerate(parts):
         y = a[part].astype(float) @ b[g].astype(float)
@@ -105,7 +108,8 @@ def test_rows_are_reduced_in_a_fixed_order(config: Config | None, form: str) -> 
         for name in KINDS:
             np.testing.assert_allclose(out[name][part], want[name], rtol=1e-4, atol=2e-3)
     for name in KINDS:
-        assert (out[name][~is_row] == (-np.inf if name == "logsumexp" else 0)).all()
+        for results in (out, of_reference):
+            assert (results[name][~is_row] == (-np.inf if name == "logsumexp" else 0)).all()
 
 
 def over_rows(acc: Any, bias: Any) -> Any:

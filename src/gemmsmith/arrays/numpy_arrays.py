@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.arrays.adapter import (
-    UnsupportedArrayError,
-    element_strides,
-)
+from gemmsmith.arrays.adapter import UnsupportedArrayError, element_strides
 from gemmsmith.arrays.array_info import ArrayInfo
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType
 
@@ -21,9 +18,7 @@ def supported_dtype(dtype: np.dtype[Any]) -> DType:
     """Return the DType of a numpy dtype. Raises UnsupportedArrayError if there is none."""
     if dtype not in _NUMPY:
         if dtype == np.float64:
-            raise UnsupportedArrayError(
-                "got dtype float64; use one of bf16, fp16, fp32, such as x.astype(numpy.float32)"
-            )
+            raise UnsupportedArrayError("got dtype float64; use fp32, bf16 or fp16, such as x.astype(numpy.float32)")
         raise UnsupportedArrayError(
             f"got dtype {dtype}; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 (bf16 and fp8: ml_dtypes), in "
             "native byte order; an epilogue's operand may also be int32, int64 or bool"

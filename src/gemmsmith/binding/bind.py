@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
@@ -24,7 +23,7 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.grouping import TABLES, Grouping
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.product import ROLES, Role
-from gemmsmith.core.scalars import as_bools
+from gemmsmith.core.scalars import as_bools, is_number
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 
@@ -170,7 +169,7 @@ def _describe_operand(
 
     An operand with a value or a row for each of `groups` gets the shape (groups, 1, n).
     """
-    if isinstance(x, Real):
+    if is_number(x):
         return validate_fp32_scalar(name, x)
     info = describe(x, name)
     checks.check_operand(name, info, a)

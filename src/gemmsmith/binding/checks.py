@@ -276,7 +276,9 @@ def check_result(name: str, x: ArrayInfo, shape: tuple[int, ...], dtype: DType, 
     if tuple(x.shape) != shape:
         raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; use {shape}")
     if x.dtype != dtype:
-        raise ArgumentError(f"{name}: got dtype {x.dtype}; the epilogue returns {dtype}")
+        raise ArgumentError(
+            f"{name}: got dtype {x.dtype}; the epilogue returns {dtype}: use that, or out_dtype, or x.to(...) in it"
+        )
     if not x.writable:
         raise ArgumentError(f"{name}: got a read-only array; use one that can be written")
     if contiguous and not is_contiguous(x):
@@ -308,7 +310,8 @@ def check_no_overlap(
         layouts = [(z.address, z.strides, z.shape, z.dtype.bits) for z in (x, y)]
         is_same = layouts[0] == layouts[1]
         if arrays_overlap(x, y) and (not is_same or other in others):
-            raise ArgumentError(f"{name}: overlaps {other}; pass a separate array, or exactly {other}'s")
+            or_same = "" if other in others else f", or exactly {other}'s"
+            raise ArgumentError(f"{name}: overlaps {other}; pass a separate array{or_same}")
 
 
 def check_workspace(workspace: Any) -> None:

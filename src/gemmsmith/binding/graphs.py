@@ -12,11 +12,11 @@ from gemmsmith.binding import scaling
 from gemmsmith.binding.groups import classify_in_groups, with_reductions_of_groups
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
-from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.errors import ArgumentError, EpilogueError, did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
-from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.graph.frontend.classify import classify, describe
 from gemmsmith.graph.frontend.fingerprint import fingerprint, restore
 from gemmsmith.graph.frontend.tracer import trace_with_shape_dependence
 from gemmsmith.graph.passes import optimize
@@ -84,9 +84,7 @@ def build_source_graph(
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
     if callable(graph := getattr(epilogue, "graph", None)):
-        from gemmsmith.graph.frontend.arguments import bind_operands as bind_visitor
-
-        return bind_visitor(graph(), kinds, shape), True
+        return bind_operands(graph(), kinds, shape), True
     if callable(epilogue):
         return trace_with_shape_dependence(epilogue, shape, kinds, has_groups)
     raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
@@ -103,3 +101,30 @@ def with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
             raise epilogue_error(f"{r.name}: got dtype {r.dtype} for {kind}; use fp32, fp16 or bf16", node.location)
         results.append(replace(r, dtype=r.dtype or (FP32 if is_reduction_or_scale else out_dtype)))
     return replace(graph, results=tuple(results))
+
+
+def bind_operands(
+    graph: EpilogueGraph, operands: Mapping[str, tuple[BroadcastDims, DType | None]], acc_shape: tuple[int, ...] = ()
+) -> EpilogueGraph:
+    """Return a visitor tree's graph with the batches and dtypes of actual operands.
+
+    `operands`: (broadcast dims, dtype) by name; the dtype of a Python number is None. `acc_shape`: (..., M, N), which
+    resolves ambiguous dims: if M is 1, a row is a matrix. Raises EpilogueError for a missing or unexpected operand, and
+    for one of another kind than its node reads.
+    """
+    expected = {o.name: o for o in graph.operands}
+    for name in expected.keys() - operands.keys():
+        raise epilogue_error(f"{name}: not given; pass {describe(expected[name].broadcast_dims)} of that name")
+    for name in operands.keys() - expected.keys():
+        reads = ", ".join(expected) or "no operand"
+        raise epilogue_error(f"{name}: given, but the epilogue reads {reads}; leave it out{did_you_mean(name)}")
+    one_row, one_column = acc_shape[-2:-1] == (1,), acc_shape[-1:] == (1,)
+    bound = []
+    for name, operand in expected.items():
+        expected_dims, (dims, dtype) = operand.broadcast_dims, operands[name]
+        if (dims.rows_per_value != expected_dims.rows_per_value and not one_row) or (
+            dims.columns_per_value != expected_dims.columns_per_value and not one_column
+        ):
+            raise epilogue_error(f"{name}: got {describe(dims)}; use {describe(expected_dims)}")
+        bound.append(replace(operand, broadcast_dims=expected_dims._replace(batch=dims.batch), dtype=dtype))
+    return replace(graph, operands=tuple(bound))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -13,10 +12,10 @@ from gemmsmith.backends import Backend
 from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import validate_fp32_scalar
-from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.core.scalars import is_number
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.graph.frontend.fingerprint import fingerprint
@@ -140,13 +139,11 @@ def without_rows(key: tuple[Any, ...], m: int) -> tuple[Any, ...]:
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:
     """Return an operand's part of the key of `read_arrays`, and add its address, or the number, to `pointers`."""
-    if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
+    if isinstance(x, (int, float)) or ((isinstance(x, np.generic) or not hasattr(x, "shape")) and is_number(x)):
         try:
             pointers[pointer] = float(x)
-        except OverflowError:
+        except (OverflowError, TypeError, ValueError):
             pointers[pointer] = validate_fp32_scalar(name, x)  # raises
-        except ValueError:  # numpy's text
-            raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
         return pointer, "number"
     signature, pointers[pointer] = cache_key_and_address(x, name)
     return pointer, signature, pointers[pointer] & 15

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
@@ -14,7 +13,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.core.product import Role
-from gemmsmith.core.scalars import ceil_div
+from gemmsmith.core.scalars import ceil_div, is_number
 
 
 def describe_scale(x: Any, role: Role, a: ArrayInfo) -> ArrayInfo | float:
@@ -23,7 +22,7 @@ def describe_scale(x: Any, role: Role, a: ArrayInfo) -> ArrayInfo | float:
     Raises ArgumentError for another dtype than fp32 or ue8m0, or another device than that of `a`.
     """
     argument = f"scale_{role}"
-    if isinstance(x, Real):
+    if is_number(x):
         return validate_fp32_scalar(argument, x)
     info = describe(x, argument)
     if info.dtype not in (FP32, UE8M0):

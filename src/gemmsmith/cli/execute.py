@@ -270,6 +270,8 @@ def execute(
                 page.parent.mkdir(parents=True, exist_ok=True)
                 simulations[0].to_html(page, first_step, simulations[1:])
                 files["page"] = str(page)
+        elif page is not None or counters:
+            click.echo("an empty D needs no kernel: there is no page, and nothing is counted", err=True)
     progress("comparing with float64")
     report = compare(plan, request)
     counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()

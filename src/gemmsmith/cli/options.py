@@ -143,7 +143,7 @@ kind = combine_options(
                  help="Rows of each group of a grouped GEMM; M is their sum unless given."),
     dtype,
     click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
-    click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
+    click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int32"]),
                  help="Data type of D.  [default: that of A and B; bf16 for fp8, int32 for int8]"),
     accumulate,
     *(click.option(f"--scale-{x}", type=click.Choice(SCALES),

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gemmsmith.core.check_spec import check_spec
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import Design, designs_that, get_design
+from gemmsmith.core.design import Design, get_design, join_alternatives, registered_designs
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
@@ -23,11 +23,13 @@ def mma_of(problem: Problem, design: Design) -> Mma:
     if mma := design.mma_for(*dtypes):
         return mma
     a, b, d = dtypes
-    designs = designs_that(lambda x: x.mma_for(*dtypes))
+    designs = [x for x in registered_designs().values() if x.mma_for(*dtypes)]
+    names, archs = join_alternatives(sorted(x.name for x in designs)), {x.required_arch for x in designs}
+    where = "" if archs & {design.required_arch, "sm_80"} else f" on {join_alternatives(archs)}"
     hint = ', or precision="tf32" or "3xtf32"' if a == b == FP32 else ""
     raise ConfigError(
         f"design: got {design.name} for operands of {a if a == b else f'{a} x {b}'} accumulated in {d}; "
-        + (f"use the design {designs}{hint}" if designs else "no design multiplies these")
+        + (f"use the design {names}{where}{hint}" if designs else "no design multiplies these")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
 from gemmsmith.core.errors import ArgumentError
@@ -35,6 +36,13 @@ def as_integer(name: str, x: Any, least: int | None = None) -> int:
 def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
     """Check each argument as `as_integer` does, with the same `least`, and return them in order."""
     return tuple([as_integer(name, x, least) for name, x in arguments.items()])
+
+
+def is_number(x: Any) -> bool:
+    """Return whether x is a real number; it may be a scalar of numpy or ml_dtypes."""
+    import numpy as np  # takes half a second
+
+    return isinstance(x, (Real, np.generic)) and not isinstance(x, np.complexfloating)
 
 
 def as_bools(**arguments: object) -> tuple[bool, ...]:

@@ -24,10 +24,16 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
-from gemmsmith.epilogue.group_partials import GroupPartials
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.partials import PartialsShape, partials_argument, partials_shape, reduces_groups, rows_of_block
+from gemmsmith.epilogue.partials import (
+    GroupPartials,
+    PartialsShape,
+    partials_argument,
+    partials_shape,
+    reduces_groups,
+    rows_of_block,
+)
 from gemmsmith.graph.precision import uses_special_functions
 from gemmsmith.graph.reductions import REDUCTIONS, ReductionState, State
 from gemmsmith.lang.current_builder import current_builder

@@ -80,6 +80,8 @@ def simulate_launch(
 def _prepare(
     kernel: Kernel, problem: Any, arguments: Mapping[str, Any]
 ) -> tuple[Launches, dict[str, ArrayInfo], str]:  # fmt: skip
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(f"kernel: got {type(kernel).__name__}; use what Builder.finish returns")
     computed = Launch.from_kernel(kernel, problem)
     given = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
     one = Launch(kernel, computed.work_clusters, {**computed.arguments, **given})

@@ -12,10 +12,16 @@ from gemmsmith.core.dtypes import FP32, overflow_as_fp32
 from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.group_partials import ranges_argument
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.partials import PartialsShape, merge_batches, partials_argument, partials_shape, shared_partials
+from gemmsmith.epilogue.partials import (
+    PartialsShape,
+    merge_batches,
+    partials_argument,
+    partials_shape,
+    ranges_argument,
+    shared_partials,
+)
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, operand_packings, replace_packed_operands, tf32_residual_packings

@@ -23,8 +23,7 @@ from gemmsmith.host.markup import html_section, html_table
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.tuning.choose import estimate_us
-from gemmsmith.tuning.explain_config import explain_config
-from gemmsmith.tuning.explain_sm80 import estimate_sm80, explain_sm80
+from gemmsmith.tuning.explain_config import estimate_sm80, explain_config, explain_sm80
 from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import covers_config
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ

@@ -84,7 +84,7 @@ class Simulation:
         Raises ArgumentError without a record.
         """
         if self.record is None:
-            raise ArgumentError("timeline: this simulation has no record; use simulate(..., record=True)")
+            raise _no_record("timeline")
         return self.record.timeline()
 
     def to_html(self, path: str | Path, first_step: int = 0, others: Sequence[Simulation] = ()) -> None:
@@ -97,10 +97,14 @@ class Simulation:
 
         shown = [(x.record, x.hazards, f"{x.verdict}") for x in (self, *others) if x.record is not None]
         if len(shown) <= len(others):
-            raise ArgumentError("to_html: a simulation has no record; use simulate(..., record=True)")
+            raise _no_record("to_html")
         write_page(path, *shown[0], as_integer("first_step", first_step), shown[1:])
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict, the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
         hazards = [hazard.to_json() for hazard in self.hazards]
         return self.verdict.to_json() | {"cycles": self.cycles, "hazards": hazards}
+
+
+def _no_record(argument: str) -> ArgumentError:
+    return ArgumentError(f"{argument}: no kernel was recorded; use simulate(..., record=True), and no empty GEMM")

@@ -17,9 +17,8 @@ from gemmsmith.core.arguments import Pointer
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.scalars import ceil_div
-from gemmsmith.epilogue.group_partials import RANGE_BYTES
 from gemmsmith.epilogue.outputs import store_rounded
-from gemmsmith.epilogue.partials import PartialsShape
+from gemmsmith.epilogue.partials import RANGE_BYTES, PartialsShape
 from gemmsmith.graph.reductions import Monoid, ReductionKind
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder

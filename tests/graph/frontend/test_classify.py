@@ -71,5 +71,5 @@ def test_messages() -> None:
         classify("bias", (5,), (6, 32))
     with pytest.raises(EpilogueError, match=r"scale: .* one value per row .* use \(6, 1\), a column"):
         classify("scale", (6,), (6, 32))
-    with pytest.raises(EpilogueError, match="with a leading batch of 3 or 1"):
+    with pytest.raises(EpilogueError, match="or a batch of 3 or 1 in front of two dimensions"):
         classify("c", (2, 6, 32), (3, 6, 32))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmsmith.binding.graphs import bind_operands
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
-from gemmsmith.graph.frontend.arguments import bind_operands
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace

@@ -16,6 +16,7 @@ from gemmsmith.backends.reference.grouped import (
     gathered,
     group_rows,
     group_slices,
+    of_no_group,
     reduced_by_group,
     rows_of,
 )
@@ -76,7 +77,7 @@ class Evaluation:
         groups, operands = list(self.groups), self.operands
         index: Any = np.arange(len(groups))[:, None, None]
         reduce = partial(reduced_by_group, grouping, groups) if grouping.clips_rows else None
-        reductions = {r.name for r in graph.results if graph.is_reduction(r)}
+        reductions = {r.name: graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)}
         if grouping.has_batch:
             values = execute(graph, accumulator, operands, index, reduce)
             for name, out in results.items():
@@ -92,7 +93,7 @@ class Evaluation:
         values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups), index, reduce)
         for name, out in results.items():
             if name in reductions:
-                out[...] = 0
+                out[...] = of_no_group(reductions[name])
                 _store(out, values[name], slice(len(values[name])))
             elif self.scatter is not None:
                 indices = self.scatter[:end]

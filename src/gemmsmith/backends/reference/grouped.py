@@ -87,15 +87,20 @@ def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x[group_of_row, 0] if np.ndim(x) == 3 else x for name, x in operands.items()}
 
 
-def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
-    """Return a reduction of x, (m, n) or (groups, m, n), over the rows of the groups; rows of no group are zero.
+def of_no_group(kind: str) -> float:
+    """Return the reduction, of a kind, of a row of no group."""
+    return -np.inf if kind == "logsumexp" else 0.0
 
-    A reduction along M has one result per group.
+
+def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
+    """Return a reduction of x, (m, n) or (groups, m, n), over the rows of the groups.
+
+    A reduction along M has one result per group; others have `of_no_group` in rows of no group.
     """
     parts = group_rows(grouping, groups)
     if "m" in axis:
         return np.stack([reduced(x[rows], kind, axis) for rows in parts])
-    result = np.zeros(x.shape[:-1])
+    result = np.full(x.shape[:-1], of_no_group(kind))
     for rows in parts:
         result[rows] = reduced(x[rows], kind, axis)
     return result

@@ -36,7 +36,7 @@ def _no_broadcast_message(name: str, shape: tuple[int, ...], acc_shape: tuple[in
     *_, m, n = acc_shape
     if tuple(shape) == (m,):
         return f"{name}: got shape {shape}, one value per row of the output {acc_shape}; use ({m}, 1), a column"
-    batch = f", or one of these with a leading batch of {acc_shape[0]} or 1" if len(acc_shape) == 3 else ""
+    batch = f", or a batch of {acc_shape[0]} or 1 in front of two dimensions" if len(acc_shape) == 3 else ""
     half = f" ({n // 2} instead of {n} for halves)" if n % 2 == 0 else ""
     return (
         f"{name}: got shape {tuple(shape)}, which does not broadcast to the output shape {tuple(acc_shape)}; "

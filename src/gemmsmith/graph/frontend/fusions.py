@@ -368,4 +368,4 @@ NAMED_FUSIONS: dict[str, NamedFusion] = {
         for name in _NAMED_ACTIVATIONS
     },
 }
-"""Fusions by CUTLASS's names, then by common names; those without parameters are also functions of this module."""
+"""Fusions by CUTLASS's names, then by common names."""

@@ -83,7 +83,7 @@ def trace_with_shape_dependence(
         if name not in read:
             raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
         if name in results:
-            raise epilogue_error(f"{name}: is the name of an operand and of a result; rename the result", location)
+            raise epilogue_error(f"{name}: is the name of an operand and of a result; rename one", location)
     return graph, tracer.shape_dependent
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.passes.cse import cse
+from gemmsmith.graph.passes.cse import cse, share
 from gemmsmith.graph.passes.fission import fission
 from gemmsmith.graph.passes.fold import fold
 from gemmsmith.graph.passes.fuse import fuse, multiply_add
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
-from gemmsmith.graph.passes.share import share
 
 Pass = Callable[[EpilogueGraph], EpilogueGraph]
 

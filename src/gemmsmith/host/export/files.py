@@ -75,7 +75,10 @@ def check(signature: Signature, program: Program, rows: range) -> None:
             differs = f"{error}"
         if differs:
             sizes = {x: values[x] for x in signature.sizes}
-            raise ArgumentError(f"plan: got one that no header serves, since with {sizes} {differs}")
+            raise ArgumentError(
+                f"plan: got one whose kernel depends on its sizes, as with {sizes} {differs}. No header can serve it; "
+                "pass sizes that an epilogue reads as numbers"
+            )
 
 
 def _description(signatures: Sequence[Signature], program: Program) -> dict[str, Any]:
@@ -84,7 +87,10 @@ def _description(signatures: Sequence[Signature], program: Program) -> dict[str,
     return {
         "configs": [[x[-1], f"{y.planned.config}"] for x, y in zip(served_rows(signatures), signatures, strict=True)],
         "chip": signature.planned.kernel.chip.target,
-        "variables": [{"name": x.name, "least": x.least, "most": x.most} for x in signature.variables],
+        "variables": [
+            {"name": x.name, "least": 0 if x.name in signature.empties else x.least, "most": x.most}
+            for x in signature.variables
+        ],
         "arrays": [
             {"name": x.name, "dtype": f"{x.info.dtype}", "is_result": x.info.writable, "strides": x.strides,
              "shape": [f"ceil({size} / {by})" if by > 1 else size for size, by in x.sizes], "second": x.second}

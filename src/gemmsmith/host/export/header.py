@@ -168,9 +168,7 @@ def _value(program: Program, i: int) -> str:
 def _checks(name: str, signature: Signature) -> Iterator[str]:
     """Yield the statements that check the arguments' bounds, leave if there is nothing to do, and refuse overlaps."""
     sizes = signature.variables[: len(signature.sizes)]
-    empties = list[str]()  # sizes for which there is nothing to do if they are 0
-    if not signature.has_reductions:
-        empties = [v.name for v in sizes if v.name in signature.shape and v.name != "groups"]
+    empties = signature.empties
     for v in sizes:
         divides = f" || x->{v.name} % {v.multiple}" * (v.multiple > 1)
         least = 0 if v.name in empties else v.least

@@ -146,6 +146,11 @@ class Signature:
         graph = self.planned.binding.graph
         return any(map(graph.is_reduction, graph.results))
 
+    @property
+    def empties(self) -> list[str]:
+        """The sizes for which there is nothing to do if they are 0."""
+        return [] if self.has_reductions else [x for x in self.sizes if x in self.shape and x != "groups"]
+
     def is_read_before(self, x: Array) -> bool:
         """Return whether other tiles may read an array when a result is stored, so that it cannot be the result."""
         binding = self.planned.binding
