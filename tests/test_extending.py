@@ -18,7 +18,7 @@ import pytest
 from examples.own_functions import ATAN, LENGTH, SOFTMAX, length_of_rows, row_softmax, softmax_reference
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, ConfigError, Design, EpilogueError, RetraceWarning, Spec, hw
+from gemmsmith import ArgumentError, Config, ConfigError, Design, EpilogueError, RetraceWarning, Spec, graph, hw
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
@@ -322,6 +322,15 @@ def test_what_is_missing_is_refused_when_the_record_is_made(record: Any, missing
 def test_a_reduction_without_a_gradient_is_refused() -> None:
     with pytest.raises(ArgumentError, match="length: gradient: got None; give a function"):
         replace(LENGTH, gradient=None)
+
+
+@pytest.mark.parametrize(("register", "message"), [
+    (graph.register_operation, r"got ReductionKind as an operation; use Operation\(...\)"),
+    (graph.register_reduction, r"got float as a reduction; use ReductionKind\(...\)"),
+])  # fmt: skip
+def test_what_is_no_record_is_refused(register: Any, message: str) -> None:
+    with pytest.raises(EpilogueError, match=message):
+        register(LENGTH if register is graph.register_operation else 3.0)
 
 
 CELLS = {

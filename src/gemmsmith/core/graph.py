@@ -237,7 +237,7 @@ def attribute_parts(attribute: Any) -> tuple[Any, ...]:
 
 Linearity = Literal["", "sum", "product", "quotient"]
 """In which inputs an operation is linear: in none, in all at once, in each by itself, or in the first."""
-OPERATIONS: Records[Operation] = Records("an operation")
+OPERATIONS: Records[Operation] = Records("an operation", Operation)
 """All operations by name."""
 
 
@@ -247,7 +247,7 @@ def register_operation(operation: Operation) -> Operation:
     It replaces an operation of this name that the calling module has registered before. Raises EpilogueError if another
     module has registered the name.
     """
-    OPERATIONS.register(operation.name, operation, sys._getframe(1).f_globals["__name__"])
+    OPERATIONS.register(operation, sys._getframe(1).f_globals["__name__"])
     return operation
 
 

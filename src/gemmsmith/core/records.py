@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from gemmsmith.core.errors import EpilogueError
 
@@ -10,21 +10,27 @@ R = TypeVar("R")
 
 
 class Records(dict[str, R]):
-    """A registry: the records of one kind by name. `kind`: what a record is, for messages, such as "an operation"."""
+    """A registry: the records of one kind by name.
+
+    `kind`: what a record is, for messages, such as "an operation". `type_`: its type.
+    """
 
     replaced: ClassVar[int] = 0
     """How often a record of any kind was replaced. It is part of the keys of graphs, so that caches miss afterwards."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, type_: type[Any] = object) -> None:
         super().__init__()
-        self._kind, self._sources = kind, dict[str, str]()
+        self._kind, self._type, self._sources = kind, type_, dict[str, str]()
 
-    def register(self, name: str, record: R, source: str) -> None:
-        """Add a record. `source`: the name of the module or function that defines it.
+    def register(self, record: R, source: str, name: str = "") -> None:
+        """Add a record. `source`: the name of the module or function that defines it. `name`: by default the record's.
 
         It replaces a record of the same name and source, as when a notebook's cell is run again. Raises EpilogueError
-        if another source has registered the name.
+        for another type, and if another source has registered the name.
         """
+        if not isinstance(record, self._type):
+            raise EpilogueError(f"got {type(record).__name__} as {self._kind}; use {self._type.__name__}(...)")
+        name = name or cast(Any, record).name
         if self.get(name, record) is not record:
             if self._sources[name] != source:
                 raise EpilogueError(f"{name}: there is {self._kind} of this name in {self._sources[name]}; use another")

@@ -147,7 +147,7 @@ _LOGSUMEXP = Monoid(
     -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
     lambda s: hw.fma(log2(s[1]), LN_2, s[0]), ("max", "sum_exp"), _add_to_logsumexp,
 )  # fmt: skip
-REDUCTIONS: Records[ReductionKind] = Records("a reduction")
+REDUCTIONS: Records[ReductionKind] = Records("a reduction", ReductionKind)
 """All kinds by name."""
 
 
@@ -157,7 +157,7 @@ def register_reduction(kind: ReductionKind) -> ReductionKind:
     It replaces a kind of this name that the calling module has registered before. Raises EpilogueError if another
     module has registered the name.
     """
-    REDUCTIONS.register(kind.name, kind, sys._getframe(1).f_globals["__name__"])
+    REDUCTIONS.register(kind, sys._getframe(1).f_globals["__name__"])
     return kind
 
 

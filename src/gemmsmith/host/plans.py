@@ -274,4 +274,6 @@ class Plan:
         """
         from gemmsmith.host.export.files import export
 
+        if isinstance(others, Plan):
+            raise ArgumentError("others: got a plan; use a list of plans")
         return export([self._planned, *(x._planned for x in others)], folder, name, tvm_ffi)

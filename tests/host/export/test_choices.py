@@ -64,6 +64,7 @@ def test_one_config_for_all_rows_is_one_kernel(tmp_path: Path) -> None:
 
 def test_plans_that_no_header_can_choose_from_are_refused() -> None:
     for others, error in (
+        (plan_of(32), "others: got a plan; use a list of plans"),
         ([plan_of(64)], r"others: got plans for m = \[64, 64\]; use plans for different m"),
         (
             [plan_of(128, bias="fp32")],

@@ -72,7 +72,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
                 return x.record(name, num_results, (x, *args), kwargs)
             return function(x, *args, **kwargs)
 
-        EPILOGUE_FUNCTIONS.register(name, called, f"{function.__module__}.{function.__qualname__}")
+        EPILOGUE_FUNCTIONS.register(called, f"{function.__module__}.{function.__qualname__}", name)
         return called  # type: ignore[return-value]
 
     return decorate
