@@ -567,6 +567,37 @@ def test_hooks_and_forwards_of_layers_are_called(activation: str, name: str) -> 
         same(hooked, plain, torch.randn(2, 3, DIM, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["pre", "after", "backward", "before backward", "own forward"])
+def test_hooks_of_an_activation_are_called(name: str) -> None:
+    x = torch.randn(3, DIM, dtype=torch.float64)
+    activation = nn.GELU()
+    if name == "own forward":
+        activation.forward = lambda x: 2 * F.gelu(x)  # type: ignore[method-assign]
+    else:
+        HOOKS[name](activation)
+    layer = FusedLinear(DIM, HIDDEN, activation=activation, dtype=torch.float64)
+    mlp = FusedMLP(DIM, HIDDEN, activation, dtype=torch.float64)  # type: ignore[arg-type]
+    for fused, plain in (
+        (layer, lambda x: activation(F.linear(x, layer.weight, layer.bias))),
+        (mlp, lambda x: mlp.down(activation(mlp.up(x)))),
+    ):
+        results = []
+        for function in (fused, plain):
+            own = x.clone().requires_grad_()
+            y = function(own)
+            results.append((y, *torch.autograd.grad(y.sin().sum(), own)))
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_last_layer_of_another_dtype_is_refused(activation: str, requires_grad: bool) -> None:
+    mlp = FusedMLP(DIM, HIDDEN, activation, dtype=torch.bfloat16)  # type: ignore[arg-type]
+    mlp.down.float()
+    with pytest.raises(ArgumentError, match="weight2: got torch.float32 with a first result of torch.bfloat16"):
+        mlp(torch.randn(3, DIM, dtype=torch.bfloat16, requires_grad=requires_grad))
+
+
 def test_hooks_and_forwards_of_layers_are_compiled() -> None:
     """A forward that is set later, too, but no later hook: Dynamo does not guard these (skip_nnmodule_hook_guards)."""
     mlp, x = FusedMLP(DIM, HIDDEN), torch.randn(3, DIM)

@@ -146,6 +146,7 @@ def equal_parameters(sharded: Any, plain: Any) -> None:
 
 def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     """Shard columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -181,7 +182,13 @@ def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(of_x, x.grad)
     equal_after_a_step(sharded, plain)
-    if hasattr(plain, "down"):  # another hook's layers are called one by one
+    if hasattr(plain, "down"):  # another hook's layers are called one by one, and DTensors beside other parameters
+        for some in (
+            {"down": RowwiseParallel(input_layouts=Replicate())},
+            {"up": ColwiseParallel(output_layouts=Replicate())},
+        ):
+            mixed = parallelize_module(copy.deepcopy(plain), mesh, some)
+            torch.testing.assert_close(mixed(x), plain(x))
         for model in (sharded, plain):
             model.down.register_forward_hook(lambda _, inputs, y: 2 * y)
         torch.testing.assert_close(sharded(x), plain(x))

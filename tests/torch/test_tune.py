@@ -81,6 +81,17 @@ class Model(torch.nn.Module):
         return SimpleNamespace(logits=self.embed(input_ids))
 
 
+class OfNames(torch.nn.Module):
+    """Returns a dict."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, Any]:
+        return {"past": None, "logits": self.model(input_ids).logits}
+
+
 def test_a_model_is_warmed_up() -> None:
     model = Model().eval()
     assert gt.warmup(model, [1, 16]).tuned == []
@@ -88,6 +99,8 @@ def test_a_model_is_warmed_up() -> None:
     gt.warmup(model, (3,), inputs=lambda count: (torch.arange(count),))
     assert model.seen == [(1, False), (16, False), (3, True)]
     assert model.embed.weight.grad is None
+    gt.warmup(OfNames(model), (3,), inputs=lambda count: (torch.arange(count),))
+    assert model.seen[3:] == [(3, True)]
     for tokens in ([0], ["1"]):
         with pytest.raises(ArgumentError, match="tokens"):
             gt.warmup(model, tokens)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,10 +97,10 @@ def _input_ids_for(model: torch.nn.Module) -> Callable[[int], dict[str, torch.Te
 
 
 def _mean(result: Any) -> torch.Tensor:
-    """Return the mean of a model's output: a tensor, the logits or the last hidden state, or the first of a tuple."""
-    for name in ("loss", "logits", "last_hidden_state"):
-        if isinstance(getattr(result, name, None), torch.Tensor):
-            result = getattr(result, name)
-            break
-    tensor = result[0] if isinstance(result, (tuple, list)) else result
+    """Return the mean of a model's output: a tensor, the loss, logits or last hidden state, or the first of several."""
+    is_named = isinstance(result, Mapping)
+    named = (result.get(x) if is_named else getattr(result, x, None) for x in ("loss", "logits", "last_hidden_state"))
+    parts = list(result.values()) if is_named else result
+    first = parts[0] if isinstance(parts, (tuple, list)) else parts
+    tensor = next((x for x in named if isinstance(x, torch.Tensor)), first)
     return tensor.float().mean()

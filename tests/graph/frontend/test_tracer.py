@@ -758,6 +758,8 @@ def test_modules_that_hold_more_than_numbers() -> None:
     nn = torch.nn
     hooked = nn.ReLU()
     hooked.register_forward_hook(lambda module, args, result: result + 1)
+    hooked_backward = nn.SiLU()
+    hooked_backward.register_full_backward_hook(lambda module, grads, of_results: grads)
     assert traced(nn.Sequential(hooked)).nodes[-1].op == "add"
     for module, message in (
         (nn.PReLU(), r"PReLU has parameters or buffers \(weight\); write a function that takes them as operands"),
@@ -765,6 +767,7 @@ def test_modules_that_hold_more_than_numbers() -> None:
         (nn.BatchNorm1d(N, affine=False), r"buffers \(running_mean, running_var, num_batches_tracked\)"),
         (functools.partial(nn.PReLU()), r"PReLU has parameters"),
         (hooked, "ReLU has hooks; write a function"),
+        (hooked_backward, "SiLU has hooks; write a function"),
         (nn.Dropout(0.5), "dropout: got training=True; pass the mask"),
         (nn.Softmax(-1), "softmax cannot be part of an epilogue; use gemmsmith's top_k_softmax"),
     ):

@@ -175,6 +175,17 @@ def test_a_logsumexp_that_no_product_takes_is_written_out_again():
     assert not any("logsumexp" in str(node.target) for node in passed.graphs[0].nodes)
 
 
+@pytest.mark.parametrize("function", [
+    lambda z, s: (z - s).exp().sum(-1).log() + s, lambda z, s: (z - s).exp().sum(-1).log() + s.mT,
+    lambda z, s: (z - s).exp().sum(-1).log() + s.squeeze(-1), lambda z, s: (z - s).exp().sum(-1).log() + s.double(),
+    lambda z, s: (z - s.amax()).exp().sum(None, keepdim=True).log() + s.amax(),
+])  # fmt: skip
+def test_a_logsumexp_plus_its_shift_in_another_shape(function):
+    """(m,) + (m, 1) is (m, m), and no logsumexp."""
+    a, b = matrices((M, K), (K, N))
+    run(lambda a, b: (y := function(a @ b, (a @ b).amax(-1, keepdim=True)), y.square().mean()), a, b)
+
+
 def test_a_logsumexp_alone_takes_no_maximum():
     a, b = matrices((M, K), (K, N))
     passed = run(lambda a, b: torch.logsumexp(a @ b, -1), a, b)

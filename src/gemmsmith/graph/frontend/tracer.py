@@ -186,7 +186,8 @@ def _resolve_callable(function: Any) -> Any:
             f"{kind} has parameters or buffers ({', '.join(state_names)}); write a function that takes them as operands"
         )
         raise epilogue_error(message, _definition_location(function.forward))
-    if function._forward_hooks or function._forward_pre_hooks:  # hooks of its submodules do run
+    hooks = function._forward_hooks, function._forward_pre_hooks, function._backward_hooks, function._backward_pre_hooks
+    if any(hooks):  # forward hooks of its submodules do run
         raise epilogue_error(
             f"{kind} has hooks; write a function that computes what they do", _definition_location(function.forward)
         )

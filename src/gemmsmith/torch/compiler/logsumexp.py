@@ -6,6 +6,7 @@ While epilogues are fused it is one node, so that it can become a reduction of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -57,10 +58,15 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
         node.replace_all_uses_with(log)
         replacements.append(LogSumExp(logsumexp, log, shift))
         for user in list(log.users):
-            if op_name(user) == "add" and not user.kwargs and shift in map(strip_views, user.args):
+            if op_name(user) == "add" and not user.kwargs and any(_is_view(x, shift, node) for x in user.args):
                 user.replace_all_uses_with(logsumexp)
     graph.eliminate_dead_code()
     return replacements
+
+
+def _is_view(x: Any, shift: Node, log: Node) -> bool:
+    """Return whether x is the shift in the shape and dtype of the logarithm."""
+    return strip_views(x) is shift and statically_equal(shape(x), shape(log)) and dtype(x) == dtype(log)
 
 
 def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
@@ -94,7 +100,9 @@ def _match_log_sum_exp(log: Node) -> tuple[Node, Node, Node] | None:
     sum_ = _input_of(log, "log")
     exp = _input_of(sum_, "sum")
     inner = _input_of(exp, "exp")
-    if sum_ is None or inner is None or op_name(inner) != "sub" or inner.kwargs or sum_.kwargs or len(sum_.args) < 2:
+    if sum_ is None or sum_.kwargs or not any(sum_.args[1:2]):  # of all dimensions: None or []
+        return None
+    if inner is None or op_name(inner) != "sub" or inner.kwargs:
         return None
     x, shift = inner.args
     are_nodes = isinstance(x, torch.fx.Node) and isinstance(shift, torch.fx.Node)

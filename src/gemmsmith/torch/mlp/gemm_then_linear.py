@@ -18,7 +18,7 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.scalars import as_bools
 from gemmsmith.graph.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.torch.api import autocast, check_tensor, is_autocast, is_dtensor, prepare
+from gemmsmith.torch.api import FP8, autocast, check_tensor, is_autocast, is_dtensor, prepare
 from gemmsmith.torch.autograd import (
     differentiable_gemm,
     is_column_major,
@@ -106,7 +106,7 @@ def _run_both(
     has_gradient = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
     if not has_gradient or in_functorch_transform() or operators_record_gradients():  # has second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands, recompute)
-        return differentiable_gemm(*_product_arguments(h, weight2, bias))[0]
+        return differentiable_gemm(*_second_product(h, weight2, bias))[0]
     plan = _plan(epilogue, wrt, str(a.dtype))
     return _GemmThenLinear.apply(plan, recompute, tuple(numbers), a, weight2, bias, b, *operands)[0]
 
@@ -140,7 +140,7 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str, recompute:
         y = _GemmThenLinear.apply(plan, recompute, (), rows, transposed(down), None, *weights)[0]
     else:
         h = call_op(epilogue_of("gated", activation, str(rows.dtype)), rows, weights)
-        y = call_op(PLAIN_GEMM, h, transposed(down))
+        y = call_op(*_second_product(h, transposed(down), None))
     return y.view(*x.shape[:-1], down.shape[0])
 
 
@@ -197,7 +197,7 @@ class _GemmThenLinear(torch.autograd.Function):
         `arrays`: the arrays b, then the epilogue's operands that are tensors.
         """
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
-        y = call_op(*_product_arguments(outputs[0], weight2, bias))
+        y = call_op(*_second_product(outputs[0], weight2, bias))
         return (y,) if recompute else (y, *outputs)
 
     @staticmethod
@@ -280,6 +280,13 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
         if g is not None:
             total = call_op(*_product_arguments(g, transposed(b), total))
     return total
+
+
+def _second_product(h: Any, weight2: Any, bias: Any) -> tuple[Any, ...]:
+    """Return the arguments of `call_op` for h @ weight2 + bias. Raises ArgumentError if their dtypes differ."""
+    if h.dtype != weight2.dtype and not {h.dtype, weight2.dtype} <= FP8:
+        raise ArgumentError(f"weight2: got {weight2.dtype} with a first result of {h.dtype}; use the same for both")
+    return _product_arguments(h, weight2, bias)
 
 
 def _product_arguments(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ class FusedLinear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = self.weight, self.bias
-        if _is_wrapper(weight):
+        if _is_wrapper(weight) or _has_hooks(self.activation):
             return resolve_activation(self.activation)(nn.functional.linear(input, weight, bias))
         x = as_batched_input(input, weight)
         operands = {} if bias is None else {"bias": bias}
@@ -93,9 +93,10 @@ class FusedMLP(nn.Module):
     hidden), and biases. The backward pass computes the activation's derivative and the gradients of biases in the
     epilogue of the GEMM with down.weight.
 
-    Kernels read the parameters of `gate`, `up` and `down`, which are not called. If one of them has a hook, a forward
-    of its own or a quantized weight, they are called, and the activation is torch's; the hooks of ColwiseParallel and
-    RowwiseParallel need no calls. Hooks of all modules (register_module_forward_hook) do not see the layers.
+    Kernels read the parameters of `gate`, `up` and `down`, which are not called. If one of them, or the activation, has
+    a hook, a forward of its own or a quantized weight, or only some are DTensors, they are called, and the activation
+    is torch's; the hooks of ColwiseParallel and RowwiseParallel need no calls. Hooks of all modules
+    (register_module_forward_hook) do not see the layers.
 
     Shapes: input (..., dim) -> output (..., dim).
 
@@ -135,7 +136,8 @@ class FusedMLP(nn.Module):
         """Return the MLP's output, of shape (..., dim)."""
         gate = GATED.get(self.activation) if isinstance(self.activation, str) else None
         layers = [self.up, self.down] if gate is None else [self.gate, self.up, self.down]
-        if not all(map(_may_be_read, layers)):
+        are_read = all(map(_may_be_read, layers)) and len({is_dtensor(x.weight) for x in layers}) == 1
+        if not are_read or _has_hooks(self.activation):
             inner = [layer(input) for layer in layers[:-1]]
             h = resolve_activation(gate or self.activation)(inner[0])
             return self.down(h if gate is None else h * inner[1])
@@ -172,6 +174,10 @@ class FusedMLP(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments for repr()."""
         return f"activation={self.activation!r}" + ", recompute=True" * self.recompute
+
+
+def _has_hooks(activation: Activation) -> bool:
+    return isinstance(activation, nn.Module) and has_hooks(activation)
 
 
 def has_hooks(module: nn.Module) -> bool:
