@@ -186,6 +186,56 @@ def test_a_logsumexp_plus_its_shift_in_another_shape(function):
     run(lambda a, b: (y := function(a @ b, (a @ b).amax(-1, keepdim=True)), y.square().mean()), a, b)
 
 
+def shifted(x, shift):
+    return (x - shift).exp().sum(-1).log()
+
+
+@torch.library.custom_op("gemmsmith_tests::mm", mutates_args=())
+def twice_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return 2 * (a @ b)
+
+
+twice_mm.register_fake(lambda a, b: a @ b)
+LOOK_ALIKES = {
+    "bits of a product": lambda a, b, x: (a.round().bfloat16() @ b.round().bfloat16()).view(torch.float16) * 2,
+    "a wider shift": lambda a, b, x: (shifted(x.float(), m := x.amax(-1, keepdim=True)) + m.squeeze(-1), a @ b),
+    "an integer that is full": lambda a, b, x: a @ b * torch.full((N,), 3.7, dtype=torch.int64),
+    "a bool that is full": lambda a, b, x: a @ b * torch.full((N,), 2, dtype=torch.bool),
+    "a shift that is fused": lambda a, b, x: (shifted(x, (y := a @ b).sum(-1, keepdim=True)), y),
+    "a sum of what is fused": lambda a, b, x: shifted((y := a @ b).flip(-1), y.amax(-1, keepdim=True)),
+    "another namespace": lambda a, b, x: torch.relu(twice_mm(a, b)),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_looks_like_another_operation(name):
+    run(LOOK_ALIKES[name], *matrices((M, K), (K, N), (M, N)))
+
+
+@pytest.mark.parametrize("shift", [lambda x: x[:, :1], lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1, True)])
+def test_the_gradient_of_a_maximum_behind_a_logsumexp(shift):
+    """Backward computes the logsumexp again, with the same shift: else no element would equal the maximum."""
+    (x,) = matrices((64, 32))
+    x.requires_grad_()
+
+    def function(x):
+        m = shift(x)
+        return (x + ((x - m).exp().sum(-1, keepdim=True).log() + m)).amax(-1).sum()
+
+    actual, _ = compiled(function)
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x)[0] for f in (actual, function)), rtol=1e-11, atol=1e-11)
+
+
+def test_a_second_weight_that_is_computed_from_the_first_product():
+    x, w = (torch.randn(32, 32).bfloat16() for _ in range(2))
+
+    def function(x, w):
+        y = x @ w.t()
+        return y * (x @ torch.relu(y).t())
+
+    torch.testing.assert_close(compiled(function)[0](x, w), function(x, w), rtol=2e-2, atol=0.5)
+
+
 def test_a_logsumexp_alone_takes_no_maximum():
     a, b = matrices((M, K), (K, N))
     passed = run(lambda a, b: torch.logsumexp(a @ b, -1), a, b)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tests.torch.compiler.passed import compiled
@@ -97,3 +99,24 @@ def test_a_value_that_is_a_result_too():
 def test_fp16_is_left_to_loss_scaling():
     inputs = [x / 4 for x in drawn((M, K), (K, N), (M, N))]
     assert not scaled(trained(squared, inputs, torch.float16))
+
+
+class Floored(torch.autograd.Function):
+    """Its gradient is no multiple of the upstream gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.div(g, 0.01, rounding_mode="floor")
+
+
+@pytest.mark.parametrize("function", [Floored.apply, lambda y: functools.reduce(lambda y, _: y * 1.001, range(900), y)])
+def test_what_is_not_linear_and_long_chains(function):
+    given = [x.requires_grad_() for x in drawn((M, K), (K, N))]
+    plain = lambda x, w: function(torch.relu(x @ w)).sum()  # noqa: E731
+    results = [torch.autograd.grad(f(*given) * 2.503, given) for f in (compiled(plain)[0], plain)]
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)

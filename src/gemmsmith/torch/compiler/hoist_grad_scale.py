@@ -77,7 +77,10 @@ class _ScalarHoister:
             return
         self._visited.add(matrix)
         # fp16 may need the scalar, a loss scale, to stay in range.
-        unscaled = self._without_scalar(matrix) if dtype(matrix) != torch.float16 else None
+        try:
+            unscaled = self._without_scalar(matrix) if dtype(matrix) != torch.float16 else None
+        except RecursionError:  # hundreds of linear nodes
+            return
         if unscaled is None or not self._is_elementwise_of_matmul(unscaled):
             return
         unscaled.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -177,7 +180,7 @@ class _ScalarHoister:
             case "mul":
                 return len(dependent) == 1 and node.args[0] is not node.args[1]
             case "div":
-                return dependent == [node.args[0]]
+                return dependent == [node.args[0]] and not node.kwargs  # rounding_mode
             case "add" | "sub":
                 return all(x in dependent for x in node.args)
             case "where":

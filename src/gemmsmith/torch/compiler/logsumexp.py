@@ -13,6 +13,7 @@ import torch
 from gemmsmith.torch.compiler.nodes import (
     Emitter,
     Node,
+    belongs_to_training,
     dtype,
     fake_tensor,
     op_name,
@@ -31,12 +32,10 @@ class LogSumExp:
     Attributes:
         logsumexp: the new node of aten.logsumexp.
         log: the new node logsumexp - shift, which has replaced the logarithm.
-        shift: the node that was subtracted before the exponential.
     """
 
     logsumexp: Node
     log: Node
-    shift: Node
 
 
 def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
@@ -56,7 +55,7 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
             reduced_shift = shift if keeps_dims else emit(aten.squeeze.dims, shift, sum_.args[1])
             log = emit(aten.sub.Tensor, logsumexp, reduced_shift)
         node.replace_all_uses_with(log)
-        replacements.append(LogSumExp(logsumexp, log, shift))
+        replacements.append(LogSumExp(logsumexp, log))
         for user in list(log.users):
             if op_name(user) == "add" and not user.kwargs and any(_is_view(x, shift, node) for x in user.args):
                 user.replace_all_uses_with(logsumexp)
@@ -65,8 +64,20 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
 
 
 def _is_view(x: Any, shift: Node, log: Node) -> bool:
-    """Return whether x is the shift in the shape and dtype of the logarithm."""
+    """Return whether x is the shift in the shape and dtype of the logarithm.
+
+    Not so if a backward pass, which has been made already, may compute the sum again with a shift that is no maximum:
+    it might differ in a bit.
+    """
+    if belongs_to_training(log) and not _is_maximum(shift):
+        return False
     return strip_views(x) is shift and statically_equal(shape(x), shape(log)) and dtype(x) == dtype(log)
+
+
+def _is_maximum(shift: Node) -> bool:
+    """Return whether a shift is a maximum, or a maximum if that is finite and else 0."""
+    values = shift.args[1:] if op_name(shift) == "where" else [shift]
+    return any(op_name(x) == "amax" for x in values if isinstance(x, torch.fx.Node))
 
 
 def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
@@ -75,10 +86,13 @@ def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
         if not x.logsumexp.users:  # it was fused into a matmul
             continue
         inner, dims, *keepdim = x.logsumexp.args
-        with graph.inserting_before(x.logsumexp):
+        with graph.inserting_before(x.log if x.log.users else x.logsumexp):
             emit = Emitter(graph)
-            shift = x.shift
-            if not x.log.users:  # any shift will do: the maximum, or 0 if it is infinite, since inf - inf is NaN
+            if x.log.users:
+                shift = x.log.args[1]  # a matmul that has fused it has replaced it
+                for dim in [] if any(keepdim) else sorted(d % len(shape(inner)) for d in dims):
+                    shift = emit(aten.unsqueeze.default, shift, dim)
+            else:  # any shift will do: the maximum, or 0 if it is infinite, since inf - inf is NaN
                 largest = emit(aten.amax.default, inner, dims, True)
                 zero = emit(aten.full.default, [], 0.0, dtype=dtype(inner), device=fake_tensor(inner).device)
                 infinite = emit(aten.eq.Scalar, emit(aten.abs.default, largest), float("inf"))
@@ -106,7 +120,7 @@ def _match_log_sum_exp(log: Node) -> tuple[Node, Node, Node] | None:
         return None
     x, shift = inner.args
     are_nodes = isinstance(x, torch.fx.Node) and isinstance(shift, torch.fx.Node)
-    if not are_nodes or not statically_equal(shape(x), shape(inner)):
+    if not are_nodes or not statically_equal(shape(x), shape(inner)) or not dtype(x) == dtype(inner) == dtype(log):
         return None
     dims = {d % len(shape(x)) for d in sum_.args[1]}
     keepdim_shape = tuple(1 if d in dims else extent for d, extent in enumerate(shape(x)))

@@ -28,6 +28,8 @@ REDUCTION_OPS = frozenset({
     "logsumexp",
 })  # fmt: skip
 """Reductions. Their second argument is the reduced dimensions."""
+NAMESPACES = frozenset({"aten", "prims", "gemmsmith"})
+"""Namespaces of operators that are known by their names."""
 UNKNOWN_EXTENT_HINT = 8192
 """Length assumed for a symbolic extent without a hint. Chosen; not measured."""
 
@@ -35,7 +37,7 @@ NodeKind = Literal["view", "strided_view", "gather", "pointwise", "reduction", "
 
 
 def op_name(node: Node) -> str:
-    """Return the name of a node's operator without namespace and overload, or "" if it calls none."""
+    """Return the name of a node's operator without namespace and overload, or "" if it calls none of NAMESPACES."""
     return _target_info(node)[1]
 
 
@@ -59,7 +61,11 @@ def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
     target = node.target if node.op == "call_function" else None
     info = _TARGET_INFO.get(id(target))
     if info is None:
-        op = target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+        namespace, _, op = (
+            target._schema.name.rpartition("::") if isinstance(target, torch._ops.OpOverload) else ("",) * 3
+        )
+        if namespace not in NAMESPACES or target is torch.ops.aten.view.dtype:  # which copies bits
+            op = ""
         info = _TARGET_INFO[id(target)] = target, op, _classify(target, op)
     return info
 
@@ -83,6 +89,19 @@ def strip_views(node: Node, kinds: Collection[str] = ("view",)) -> Node:
     while isinstance(node, torch.fx.Node) and node_kind(node) in kinds and len(node.all_input_nodes) == 1:
         node = node.all_input_nodes[0]
     return node
+
+
+def depends_on(node: Node, other: Node) -> bool:
+    """Return whether a node is computed from another one, or is that."""
+    remaining, seen = [node], set[Node]()
+    while remaining:
+        node = remaining.pop()
+        if node is other:
+            return True
+        if node not in seen and other < node:
+            seen.add(node)
+            remaining += node.all_input_nodes
+    return False
 
 
 def belongs_to_training(node: Node) -> bool:
@@ -166,7 +185,10 @@ def fill_value(node: Node) -> float | bool | None:
     """Return the number that all elements of a node's tensor are, if it is aten.full or scalar_tensor, else None."""
     position = {"full": 1, "scalar_tensor": 0}.get(op_name(node))
     value = None if position is None else node.args[position]
-    return value if isinstance(value, (bool, int, float)) else None
+    if not isinstance(value, (bool, int, float)):
+        return None
+    of = dtype(node)
+    return bool(value) if of == torch.bool else value if of.is_floating_point else math.trunc(value)
 
 
 class Emitter:
