@@ -459,10 +459,12 @@ def test_numbers_as_operands(x: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("x", [np.datetime64("2020"), np.str_("x"), np.complex64(1), 1j, "1"])
+@pytest.mark.parametrize(
+    "x", [np.datetime64("2020"), np.timedelta64(3), np.str_("3"), np.bytes_(b"3"), np.complex64(1), 1j, "1"]
+)
 def test_what_is_no_number(x: Any) -> None:
     for call in (gemmsmith.gemm, gemmsmith.plan):
-        with pytest.raises(ArgumentError, match="x: got .*; use (an array or a number|a torch tensor)"):
+        with pytest.raises(ArgumentError, match="x: got .*; use a torch tensor"):
             call(*HERE, epilogue=lambda acc, x: acc * x, x=x)
 
 

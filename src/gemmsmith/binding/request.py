@@ -142,7 +142,7 @@ def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> 
     if isinstance(x, (int, float)) or ((isinstance(x, np.generic) or not hasattr(x, "shape")) and is_number(x)):
         try:
             pointers[pointer] = float(x)
-        except (OverflowError, TypeError, ValueError):
+        except OverflowError:
             pointers[pointer] = validate_fp32_scalar(name, x)  # raises
         return pointer, "number"
     signature, pointers[pointer] = cache_key_and_address(x, name)

@@ -130,11 +130,7 @@ def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False, 
 
 def validate_fp32_scalar(name: str, x: Any) -> float:
     """Return a real number for an operand that the kernel gets as fp32. Raises ArgumentError if it overflows fp32."""
-    try:
-        number = overflow_as_fp32(x)
-    except (TypeError, ValueError):  # numpy's dates and text
-        raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
-    if math.isinf(number) and abs(x) != math.inf:
+    if math.isinf(overflow_as_fp32(x)) and abs(x) != math.inf:
         raise ArgumentError(f"{name}: got {x}; use a number that fp32 can hold")
     return float(x)
 

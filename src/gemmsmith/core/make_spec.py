@@ -25,7 +25,7 @@ def mma_of(problem: Problem, design: Design) -> Mma:
     a, b, d = dtypes
     designs = [x for x in registered_designs().values() if x.mma_for(*dtypes)]
     names, archs = join_alternatives(sorted(x.name for x in designs)), {x.required_arch for x in designs}
-    where = "" if archs & {design.required_arch, "sm_80"} else f" on {join_alternatives(archs)}"
+    where = "" if archs & {design.required_arch, "sm_80"} else f" on {join_alternatives(sorted(archs))}"
     hint = ', or precision="tf32" or "3xtf32"' if a == b == FP32 else ""
     raise ConfigError(
         f"design: got {design.name} for operands of {a if a == b else f'{a} x {b}'} accumulated in {d}; "

@@ -39,10 +39,11 @@ def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
 
 
 def is_number(x: Any) -> bool:
-    """Return whether x is a real number; it may be a scalar of numpy or ml_dtypes."""
+    """Return whether x is a real number; it may be a scalar of numpy or ml_dtypes, but no text and no time."""
     import numpy as np  # takes half a second
 
-    return isinstance(x, (Real, np.generic)) and not isinstance(x, np.complexfloating)
+    others = np.complexfloating, np.flexible, np.datetime64, np.timedelta64
+    return isinstance(x, (Real, np.generic)) and not isinstance(x, others)
 
 
 def as_bools(**arguments: object) -> tuple[bool, ...]:
