@@ -22,7 +22,7 @@ from gemmsmith.torch.compiler.kernel_choice import Choice, Times, choose_kernel
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
 from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, match_pairs, op_call, unsupported_reason
 from gemmsmith.torch.compiler.measure import Timer
-from gemmsmith.torch.compiler.nodes import Emitter, Node, node_kind, shape, statically_equal
+from gemmsmith.torch.compiler.nodes import Emitter, Node, later_sources, node_kind, shape, statically_equal
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.compiler.traffic import InductorTraffic
 
@@ -180,14 +180,9 @@ def move_before(nodes: Sequence[Node], before: Node) -> None:
 
     Raises RuntimeError if one of them is computed from that node.
     """
-    later, waiting = set[Node](), list(nodes)
-    while waiting:
-        x = waiting.pop()
-        if x is before:
-            raise RuntimeError(f"a cycle through {before} after fusing; please report this")
-        if before < x and x not in later:
-            later.add(x)
-            waiting += x.all_input_nodes
+    later = later_sources(nodes, before)
+    if before in nodes or any(before in x.all_input_nodes for x in later):
+        raise RuntimeError(f"a cycle through {before} after fusing; please report this")
     for x in sorted(later):
         before.prepend(x)
 

@@ -12,7 +12,7 @@ import torch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.compiler.nodes import Node, depends_on, dtype, fake_tensor, op_name, shape, statically_equal
+from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, later_sources, op_name, shape, statically_equal
 from gemmsmith.torch.ops import OPERATORS, matmul_shape, operands_by_name
 
 MM_OPS = frozenset({"mm", "bmm"})
@@ -93,7 +93,8 @@ def match_pairs(matmul: Matmul) -> list[Matmul]:
     return [
         replace(matmul, second=x)
         for x in others
-        if x and x.a is matmul.a and x.b is not matmul.b and not depends_on(x.b, matmul.node)
+        if x and x.a is matmul.a and x.b is not matmul.b and x.b is not matmul.node
+        and all(matmul.node not in y.all_input_nodes for y in later_sources([x.b], matmul.node))
         and shape(x.b) == shape(matmul.b)
         and dtype(x.b) == dtype(matmul.b) and fake_tensor(x.b).stride() == strides
     ]  # fmt: skip

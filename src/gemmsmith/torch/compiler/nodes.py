@@ -61,9 +61,8 @@ def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
     target = node.target if node.op == "call_function" else None
     info = _TARGET_INFO.get(id(target))
     if info is None:
-        namespace, _, op = (
-            target._schema.name.rpartition("::") if isinstance(target, torch._ops.OpOverload) else ("",) * 3
-        )
+        name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+        namespace, _, op = name.rpartition("::")
         if namespace not in NAMESPACES or target is torch.ops.aten.view.dtype:  # which copies bits
             op = ""
         info = _TARGET_INFO[id(target)] = target, op, _classify(target, op)
@@ -91,17 +90,15 @@ def strip_views(node: Node, kinds: Collection[str] = ("view",)) -> Node:
     return node
 
 
-def depends_on(node: Node, other: Node) -> bool:
-    """Return whether a node is computed from another one, or is that."""
-    remaining, seen = [node], set[Node]()
-    while remaining:
-        node = remaining.pop()
-        if node is other:
-            return True
-        if node not in seen and other < node:
-            seen.add(node)
-            remaining += node.all_input_nodes
-    return False
+def later_sources(nodes: Iterable[Node], than: Node) -> set[Node]:
+    """Return those of `nodes`, and of the nodes that they are computed from, that follow another node in the graph."""
+    later, waiting = set[Node](), list(nodes)
+    while waiting:
+        x = waiting.pop()
+        if than < x and x not in later:
+            later.add(x)
+            waiting += x.all_input_nodes
+    return later
 
 
 def belongs_to_training(node: Node) -> bool:
