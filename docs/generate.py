@@ -50,7 +50,7 @@ from gemmsmith.kernels.build import build  # noqa: E402
 from gemmsmith.lang import Builder, RegisterArray, SharedView, Value, Variable  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
 from gemmsmith.tuning import roofline  # noqa: E402
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ  # noqa: E402
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",

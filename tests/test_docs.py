@@ -23,9 +23,9 @@ from gemmsmith.cli import ladder, main
 from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.ladder.rungs import RUNG_CASES, RungCase
 from gemmsmith.tuning import roofline
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.model import BOUND_NORM_EXPONENT
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

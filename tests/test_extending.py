@@ -26,11 +26,11 @@ from gemmsmith.collective.pipeline import PipelineTmaAsync, init_barriers
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.arguments import Pointer
+from gemmsmith.core.dicts import Records
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT32, DType
 from gemmsmith.core.graph import OPERATIONS
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma, select_mma
 from gemmsmith.core.problem import Matrix, operand_getter
-from gemmsmith.core.records import Records
 from gemmsmith.core.spec import KernelSpec, MmaOperand
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.collective_epilogue import Epilogue

@@ -33,9 +33,9 @@ from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import ConfigTable
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 POWER = (
     "FLOPS_PER_CYCLE_AT_700W",

@@ -29,9 +29,9 @@ from benchmarks.rows import Row, by_shape, read, write_builtin_table
 from benchmarks.suite import SUITE, Shape, specs
 from benchmarks.timing import block, block_seconds, captured, options, replayed, rotated, save
 from gemmsmith import Config
+from gemmsmith.tuning.candidates import fit_stages
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.search import compile_all, steady_state_us, successive_halving
-from gemmsmith.tuning.stage_count import fit_stages
 from gemmsmith.tuning.tuned_table import builtin_rows
 
 Rounds = tuple[tuple[int, float], ...]

@@ -29,9 +29,8 @@ from gemmsmith.graph.function_costs import Cost
 from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import NUM_SMS
-from gemmsmith.tuning.epilogue_cost import EpilogueCost
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ, EpilogueCost
 from gemmsmith.tuning.gpus import gpu_at
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 from gemmsmith.tuning.roofline import SCHEDULERS_PER_SM
 
 M = 4096

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gemmsmith.cli import main
-from gemmsmith.cli.progress import progress_bar
+from gemmsmith.cli.options import progress_bar
 
 
 class Terminal(io.StringIO):

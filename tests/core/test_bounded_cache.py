@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 
 
 def test_the_oldest_entry_is_evicted() -> None:

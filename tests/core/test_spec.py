@@ -13,7 +13,7 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import WGMMA, Major
 from gemmsmith.core.problem import Matrix
-from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.register_budgets import plan_promotion
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.spec import KernelSpec
 

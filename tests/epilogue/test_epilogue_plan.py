@@ -20,8 +20,8 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
+from gemmsmith.tuning.candidates import stages_that_fit, transposed_epilogue
 from gemmsmith.tuning.config_table import configs_for_epilogue
-from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
 EPILOGUE = EpilogueSpec(identity_graph(BF16), frozenset({"out"}))
 

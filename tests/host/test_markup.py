@@ -14,8 +14,8 @@ from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.core.templates import html_section, html_table
 from gemmsmith.host import simulation as simulations
-from gemmsmith.host.markup import html_section, html_table
 from gemmsmith.lang.location import SourceLocation
 
 SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=2)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.backends.sim.tiny import kinds, run
-from tests.conformance.case import words
+from tests.conformance.case import at, poisoned, words
 from tests.hw.one import Forms, ptx, registers
 from tests.instructions import cluster_arrive, load_cluster, store_cluster
 
 from gemmsmith import hw
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32
 from gemmsmith.lang.values import Value
@@ -35,10 +38,26 @@ def test_ptx(text: str) -> None:
 
 def test_places_in_the_grid_are_cudas_variables() -> None:
     with Builder("k", threads=32) as k:
-        hw.store_global(words((hw.block_index() + hw.grid_size()).to(U32)), k.pointer("p"), True)
+        order = k.parameter("cluster_permutation", CLUSTER_PERMUTATION)
+        hw.store_global(
+            words((hw.load_cluster_permutation(order, hw.block_index()) + hw.grid_size()).to(U32)), k.pointer("p"), True
+        )
         source = k.finish().source
-    for text in ("(int)blockIdx.x", "(int)gridDim.x"):
+    for text in ("(int)cluster_permutation.cluster_idx[", "(int)blockIdx.x", "(int)gridDim.x"):
         assert text in source
+
+
+def test_each_cluster_reads_its_turn(rng: np.random.Generator) -> None:
+    with Builder("turns", threads=32) as k:
+        order, out = k.parameter("cluster_permutation", CLUSTER_PERMUTATION), k.pointer("out")
+        turn = hw.load_cluster_permutation(order, hw.block_index())
+        hw.store_global(words(turn.to(U32)), at(out, hw.block_index(), 4), k.thread == 0)
+        kernel = k.finish()
+    table = tuple(int(x) for x in rng.permutation(MAX_CLUSTERS))
+    memory, found = GlobalMemory(), poisoned((7,), np.uint32)
+    done = simulate(kernel, 7, {"out": memory.add_buffer(found, "out"), "cluster_permutation": table}, memory)
+    assert done.hazards == []
+    assert tuple(found) == table[:7]
 
 
 @pytest.mark.parametrize("barrier_rank", [0, 1])

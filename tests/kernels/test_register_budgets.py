@@ -13,7 +13,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import FMA, MMA_SYNC, select_mma
-from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.register_budgets import plan_promotion
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels.build import build
 from gemmsmith.tuning.candidates import candidates, promotion_leaves_registers

@@ -13,8 +13,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.tuning.candidates import candidates, promotion_leaves_registers
-from gemmsmith.tuning.stage_count import fit_stages, spec_for
+from gemmsmith.tuning.candidates import candidates, fit_stages, promotion_leaves_registers, spec_for
 
 MATRIX, STRIDED = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (9000, 2))
 STRIDED_SMALL = Spec((2048, 2048), "bf16", (5000, 2))

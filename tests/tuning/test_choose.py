@@ -10,8 +10,8 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
+from gemmsmith.tuning.candidates import spec_for
 from gemmsmith.tuning.choose import DEFAULT_MAX_STAGES, choose, complete_config, rank_configs
-from gemmsmith.tuning.stage_count import spec_for
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])

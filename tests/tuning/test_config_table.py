@@ -17,12 +17,12 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.host.launch_sequence import build_launches
+from gemmsmith.tuning.candidates import spec_for
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import MIN_MN_FOR_L2_REUSE, ConfigTable, configs_for, configs_for_epilogue
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.l2 import wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.stage_count import spec_for
 
 
 def product(m: int, n: int, k: int) -> Binding:

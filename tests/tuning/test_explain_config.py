@@ -15,13 +15,13 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import Problem
+from gemmsmith.tuning.candidates import spec_for
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import sgemm_estimate
 from gemmsmith.tuning.config_table import ConfigTable
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ
 from gemmsmith.tuning.explain_config import MIN_SHARE, WIDTH, explain_config
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
-from gemmsmith.tuning.stage_count import spec_for
 from gemmsmith.tuning.tuned_table import find_tuned
 
 

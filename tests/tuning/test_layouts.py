@@ -17,10 +17,10 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.tile import LINE_BYTES
 from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning import model
+from gemmsmith.tuning.candidates import spec_for
 from gemmsmith.tuning.choose import choose, estimate_us
 from gemmsmith.tuning.gpus import GPUS, Gpu
 from gemmsmith.tuning.model import tile_bytes
-from gemmsmith.tuning.stage_count import spec_for
 
 SIZES = some.sampled_from([*range(64, 700, 8), 1000, 1536, 2304, 4096, 8192, 11008])
 

@@ -23,11 +23,11 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec  # noqa: E402
 from gemmsmith.core.mma import WGMMA  # noqa: E402
 from gemmsmith.core.spec import KernelSpec  # noqa: E402
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue  # noqa: E402
+from gemmsmith.tuning.candidates import transposed_epilogue  # noqa: E402
 from gemmsmith.tuning.config_table import ConfigTable  # noqa: E402
 from gemmsmith.tuning.gpus import H100, H200, Gpu  # noqa: E402
 from gemmsmith.tuning.grouped import mean_rows, total_cycles  # noqa: E402
 from gemmsmith.tuning.model import estimate  # noqa: E402
-from gemmsmith.tuning.stage_count import transposed_epilogue  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LEAST = 5

@@ -21,10 +21,9 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import ConfigTable
-from gemmsmith.tuning.epilogue_cost import EpilogueCost
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ, EpilogueCost
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.model import Estimate, estimate
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
 

@@ -12,9 +12,9 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
+from gemmsmith.tuning.candidates import fit_stages
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
-from gemmsmith.tuning.stage_count import fit_stages
 
 
 def relu_sums(acc: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.binding import scaling
 from gemmsmith.binding.groups import classify_in_groups, with_reductions_of_groups
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError, EpilogueError, did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand

@@ -16,9 +16,8 @@ from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda.cuda_graph import time_calls
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
-from gemmsmith.cli.options import PartialSizes, complete_sizes
+from gemmsmith.cli.options import PartialSizes, ProgressCallback, complete_sizes, progress_bar
 from gemmsmith.cli.problem import make_plan, make_request
-from gemmsmith.cli.progress import ProgressCallback, progress_bar
 from gemmsmith.cli.tables import format_table, print_outcome, wrapped
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import DeviceError

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from gemmsmith.backends.cuda import cache as cubin_cache
 from gemmsmith.cli import options
 from gemmsmith.cli.commands import plan_of_words
-from gemmsmith.cli.progress import progress_bar
+from gemmsmith.cli.options import progress_bar
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.tuning.search import compile_all

@@ -9,14 +9,13 @@ from typing import Any
 import click
 
 from gemmsmith.backends import BACKENDS
-from gemmsmith.backends.cuda.mnemonics import Code
+from gemmsmith.backends.cuda.listing import Code
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import execute, resources
 from gemmsmith.cli.group import FAILED
-from gemmsmith.cli.options import PartialSizes, complete_sizes
+from gemmsmith.cli.options import PartialSizes, complete_sizes, progress_bar
 from gemmsmith.cli.problem import make_plan, make_request
-from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import print_outcome, wrapped
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan

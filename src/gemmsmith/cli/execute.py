@@ -23,8 +23,8 @@ from gemmsmith.backends.sim.report.verdict import Verdict
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import outputs_by_name
+from gemmsmith.cli.options import ProgressCallback
 from gemmsmith.cli.problem import Choices, Sizes, make_plan, make_request
-from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, MissingPackageError

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
+from gemmsmith.cli.options import progress_bar
 from gemmsmith.cli.problem import make_plan, make_request
-from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import print_outcome
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.plans import Plan

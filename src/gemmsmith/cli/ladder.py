@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.progress import progress_bar
+from gemmsmith.cli.options import progress_bar
 from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
 from gemmsmith.core import pictures
 from gemmsmith.core.errors import ArgumentError

@@ -86,9 +86,9 @@ def _plan_of(request: Request, choices: Choices) -> PlannedGemm:
     from_defaults = choices.get("config_base") == "default" or "tile" in fixed
     if not fixed and not from_defaults:
         return PlannedGemm(request)
+    from gemmsmith.tuning.candidates import fit_stages
     from gemmsmith.tuning.choose import complete_config
     from gemmsmith.tuning.dtype_equivalence import config_for_dtype
-    from gemmsmith.tuning.stage_count import fit_stages
 
     config: Config = config_for_dtype(Config(), request.a.dtype) if from_defaults else PlannedGemm(request).config
     fixed_fields, candidate = set(fixed), config.replace(**fixed)

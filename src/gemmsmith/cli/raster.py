@@ -17,7 +17,7 @@ import click
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
-from gemmsmith.cli.progress import progress_bar
+from gemmsmith.cli.options import progress_bar
 from gemmsmith.cli.tables import format_table, print_outcome
 from gemmsmith.core import pictures
 from gemmsmith.core.config import Config

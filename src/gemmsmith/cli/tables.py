@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from gemmsmith.backends.cuda.listing import Listing
-from gemmsmith.backends.cuda.mnemonics import INSTRUCTION_CLASSES, UNANNOTATED_CLASSES
+from gemmsmith.backends.cuda.listing import INSTRUCTION_CLASSES, UNANNOTATED_CLASSES, Listing
 from gemmsmith.backends.sim.execute.counters import Count
 from gemmsmith.core.chip import Occupancy, occupancy
 from gemmsmith.lang.kernel import Kernel

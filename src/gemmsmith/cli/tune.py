@@ -16,8 +16,8 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.model_layers import Layer, layers_of
+from gemmsmith.cli.options import progress_bar
 from gemmsmith.cli.problem import matrix
-from gemmsmith.cli.progress import progress_bar
 from gemmsmith.core.scalars import ceil_div
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs

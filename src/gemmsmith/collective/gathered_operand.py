@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncCopies, CpAsyncOperand
-from gemmsmith.collective.row_indices import RowIndices
+from gemmsmith.collective.global_array import RowIndices
 from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep
 from gemmsmith.core.grouping import GATHER
 from gemmsmith.core.problem import BoundProblem

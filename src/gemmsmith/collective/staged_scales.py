@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemmsmith import hw
+from gemmsmith.collective.global_array import RowIndices
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
-from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.grouping import GATHER

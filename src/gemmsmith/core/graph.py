@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from gemmsmith.core.dicts import Records
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.frozen import cached_property
-from gemmsmith.core.records import Records
 
 
 class BroadcastDims(NamedTuple):

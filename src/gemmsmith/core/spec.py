@@ -22,7 +22,7 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.problem import OperandFn, operand_getter
 from gemmsmith.core.product import ROLES, Role
-from gemmsmith.core.promotion_plan import PromotionPlan, plan_promotion
+from gemmsmith.core.register_budgets import PromotionPlan, plan_promotion
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 

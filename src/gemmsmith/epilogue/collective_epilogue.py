@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator, InterleaveOrder
+from gemmsmith.collective.global_array import Scatter
 from gemmsmith.collective.pipeline import HasBarriers
-from gemmsmith.collective.row_indices import Scatter
 from gemmsmith.collective.split_reduction import make_split_reduction
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.problem import SCALE_NAMES

@@ -13,8 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gemmsmith import hw
-from gemmsmith.collective.global_array import GlobalArray
-from gemmsmith.collective.row_indices import RowIndices
+from gemmsmith.collective.global_array import GlobalArray, RowIndices
 from gemmsmith.collective.tma_operand import make_tensor_map
 from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.graph import BroadcastDims, Operand

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Literal
 
 from gemmsmith import hw
-from gemmsmith.collective.global_array import GlobalArray
-from gemmsmith.collective.row_indices import Scatter
+from gemmsmith.collective.global_array import GlobalArray, Scatter
 from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition, has_whole_steps
 from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
 from gemmsmith.core.arguments import Pointer, TensorMap

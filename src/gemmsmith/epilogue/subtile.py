@@ -14,11 +14,10 @@ from gemmsmith.core.dtypes import FP32, INT32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
-from gemmsmith.epilogue.evaluate import Evaluation, Source
+from gemmsmith.epilogue.evaluate import Evaluation, Source, accumulator_consumers, row_function_inputs
 from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, TileInput, VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import ScaleStore
 from gemmsmith.epilogue.reductions import RangeReduction, TileReduction
-from gemmsmith.epilogue.register_usage import accumulator_consumers, row_function_inputs
 from gemmsmith.graph.functions import Lowering
 from gemmsmith.graph.row_functions import QuantizeRows, RowFragment, RowFunction, RowsOfSubtile
 from gemmsmith.lang.current_builder import current_builder

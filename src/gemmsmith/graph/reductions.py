@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.records import Records
+from gemmsmith.core.dicts import Records
 from gemmsmith.graph.approximations import LN_2, fast_exp, log2
 from gemmsmith.graph.function_costs import Cost
 from gemmsmith.graph.functions import Array, Refused, check_gradient

@@ -12,7 +12,7 @@ from gemmsmith.arrays import describe, row_major
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import OPTIONS, Key, Request, read_arrays, without_rows
 from gemmsmith.binding.results import outputs_by_name
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.autotune import on_entry, tune_first_call

@@ -11,7 +11,7 @@ from gemmsmith.arrays import ArrayT
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.core.arguments import Pointer
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import MAX_EXTENT

@@ -13,7 +13,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request, read_arrays
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.frozen import cached_property, changed
 from gemmsmith.core.problem import Problem

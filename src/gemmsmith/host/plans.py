@@ -19,14 +19,14 @@ from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.scalars import as_integer
-from gemmsmith.host.markup import html_section, html_table
+from gemmsmith.core.templates import html_section, html_table
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ
 from gemmsmith.tuning.explain_config import estimate_sm80, explain_config, explain_sm80
 from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import covers_config
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Resources

@@ -12,7 +12,7 @@ from gemmsmith.backends.reference import quantize as reference
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping
 from gemmsmith.binding.matrices import to_matrix
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.grouping import Grouping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.frozen import cached_property
 from gemmsmith.core.scalars import as_integer
-from gemmsmith.host.markup import html_table
+from gemmsmith.core.templates import html_table
 
 if TYPE_CHECKING:
     from gemmsmith.backends.sim.execute.counters import Counters

@@ -76,6 +76,7 @@ wmma_store = emitter(wmma.WmmaStore)
 wmma_store_global = emitter(wmma.WmmaStoreGlobal)
 
 cluster_rank = emitter(cluster.ClusterRank)
+load_cluster_permutation = emitter(cluster.LoadClusterPermutation)
 block_index = emitter(cluster.BlockIndex)
 grid_size = emitter(cluster.GridSize)
 cluster_arrive_relaxed = emitter(cluster.ClusterArriveRelaxed)

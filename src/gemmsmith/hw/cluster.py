@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from gemmsmith.hw.memory import VectorInstruction, register_bytes
-from gemmsmith.lang.instruction import Instruction, Sm90Instruction, registers_in, u32
-from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, registers_in, u32
+from gemmsmith.lang.types import I32, U32, ScalarType
 from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
 MAX_CLUSTERS = 288
 """Maximum clusters of a persistent GEMM's grid: twice the 144 SMs of a full GH100 (NVIDIA H100 whitepaper)."""
+CLUSTER_PERMUTATION = ScalarType(
+    "cluster_permutation", "ClusterPermutation", 16 * MAX_CLUSTERS, "l",
+    struct=f"struct ClusterPermutation {{ uint16_t cluster_idx[{MAX_CLUSTERS}]; }};"
+    "  // raster position of each launched cluster\n",
+)  # fmt: skip
+"""Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
 
 
 class ClusterRank(Sm90Instruction):
@@ -46,6 +52,19 @@ class GridSize(Instruction):
 
     def simulate(self, m: Machine) -> int:
         return m.grid_size
+
+
+class LoadClusterPermutation(Instruction):
+    """Loads entry `index` of the kernel parameter `table`: the raster position of the first tile of cluster `index`."""
+
+    table: Annotated[Any, CLUSTER_PERMUTATION]
+    index: i32
+    result = I32
+    pure = True
+    cuda = "(int){table}.cluster_idx[{index}]"
+
+    def simulate(self, m: Machine) -> Any:
+        return int(m.value(self.table)[m.uniform(self.index)])
 
 
 class ClusterArriveRelaxed(Sm90Instruction):

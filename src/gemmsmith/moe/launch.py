@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, cache_key_and_address, describe
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.dtypes import FP32, INT32
 from gemmsmith.host.output_kernels import MAX_CACHED_RUNS, OutputKernels, OutputSpec, get_or_create
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS

@@ -17,7 +17,7 @@ from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.product import Role
 from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw.cluster import MAX_CLUSTERS
+from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
@@ -139,7 +139,8 @@ class TileScheduler:
     `cluster_idx`, `cluster_count` and this CTA's `position` in its cluster are read here, before the roles begin.
 
     Kernel arguments: cluster_tiles_m, cluster_tiles_n, cluster_tiles (all), k_tiles, and the divisors of the raster
-    order.
+    order. `cluster_permutation` maps a cluster's index in the grid to cluster_idx. Any permutation is correct; one that
+    puts consecutive tiles on one GPC lets the L2 reads of its SMs merge.
     """
 
     table: GroupTable | None = None
@@ -152,7 +153,13 @@ class TileScheduler:
         k, self.spec = current_builder(), spec
         self._declare_grid()
         k.work_clusters, k.persistent, k.max_clusters = self.clusters_of, True, MAX_CLUSTERS
-        self.cluster_idx = (hw.block_index() // spec.cluster_size).named("cluster_idx")
+        cluster_idx = hw.block_index() // spec.cluster_size
+        if (
+            spec.cluster_size > 1 and spec.config.splits == 1 and not spec.config.sync_clusters
+        ):  # none waits for another
+            order = k.parameter("cluster_permutation", CLUSTER_PERMUTATION, lambda p: tuple(range(MAX_CLUSTERS)))
+            cluster_idx = hw.load_cluster_permutation(order, cluster_idx)
+        self.cluster_idx = cluster_idx.named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
         self.position = self._position()
         self.cluster_sync = None

@@ -18,9 +18,9 @@ import hashlib
 from functools import lru_cache
 from typing import Any
 
+from gemmsmith.core.dicts import Records
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph, Node, Operand, Result, attribute_parts
-from gemmsmith.core.records import Records
 
 SECTION_SEPARATOR = " | "
 ENTRY_SEPARATOR = "; "

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.binding.groups import with_arrays
 from gemmsmith.binding.request import Request
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.host.autotune import on_entry

@@ -9,7 +9,7 @@ import torch
 
 from gemmsmith.binding.graphs import build_source_graph, with_result_dtypes
 from gemmsmith.binding.scaling import multiply_by_scales
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 
 from gemmsmith.core import register_budgets as budgets
@@ -12,21 +13,81 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import WGMMA, WGMMA_M
-from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.problem import SCALE_BLOCK, Problem
+from gemmsmith.core.register_budgets import plan_promotion
+from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import (
     MAX_TILE_N,
     choose_epi_tile_n,
     has_32bit_matrix,
     is_short,
+    min_smem_bytes,
     plan_epilogue,
     supports_tile_n,
 )
-from gemmsmith.epilogue.register_usage import extra_registers, row_function_inputs
+from gemmsmith.epilogue.evaluate import extra_registers, row_function_inputs
 from gemmsmith.graph.precision import epilogue_cost
-from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
+from gemmsmith.kernels.pack import with_packed_operands
+
+MIN_STAGES = 2
+"""Stages that are chosen, at least: one is copied while another is multiplied."""
+MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10
+"""Bytes of stages that take precedence over a second epilogue subtile of each matrix: with five matrices, 128x256 with
+three stages and one subtile is among the fastest configs, with two stages it is not."""
+
+
+def stages_that_fit(spec: KernelSpec) -> int:
+    """Return how many stages fit into shared memory, at most the config's; MIN_STAGES if not even these fit.
+
+    The epilogue has one or two load buffers (of a subtile each) per matrix that it loads. It gets the second only if
+    the stages still take MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS then. 32-bit matrices always get two: with one, the
+    kernel spills registers.
+    """
+    free = spec.chip.max_shared_bytes_per_cta
+    free_with_two_buffers = free - min_smem_bytes(spec)
+    free_with_one_buffer = free - min_smem_bytes(spec, 1 + has_32bit_matrix(spec.epilogue.graph))
+    max_with_one_buffer = ceil_div(MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, spec.stage_bytes)
+    for stages in range(min(spec.config.stages, free_with_one_buffer // spec.stage_bytes), MIN_STAGES, -1):
+        free = free_with_one_buffer if stages <= max_with_one_buffer else free_with_two_buffers
+        if spec.mainloop_bytes(stages) <= free:
+            return stages
+    return MIN_STAGES
+
+
+@lru_cache(maxsize=4096)
+def fit_stages(spec: KernelSpec) -> Config:
+    """Return the spec's config with as many of its stages as fit the kernel."""
+    return spec.config.replace(stages=stages_that_fit(spec))
+
+
+def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+    """Return the kernel spec of a config for a problem and an epilogue; ConfigError if they do not suit each other.
+
+    With `swap_ab` it is that of the transposed problem and epilogue. Without the caller's arrays, the transposed
+    epilogue is a guess (`transposed_epilogue`).
+    """
+    if config.swap_ab:
+        problem, epilogue = problem.T, transposed_epilogue(epilogue) if epilogue else None
+    return make_spec(with_packed_operands(problem, config), config, epilogue)
+
+
+@lru_cache(maxsize=64)
+def transposed_epilogue(epilogue: EpilogueSpec) -> EpilogueSpec:
+    """Return the epilogue of the transposed GEMM.
+
+    TMA accesses matrices of 8-bit elements only along rows. The transpose turns column-major results into row-major
+    ones, which therefore become eligible for TMA.
+    """
+    columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
+    bools = {o.name for o in epilogue.graph.operands if o.dtype and o.dtype.bits < 16}
+    return replace(
+        epilogue, graph=epilogue.graph.transposed, tma_eligible=epilogue.tma_eligible | columns,
+        column_major=epilogue.column_major - bools,
+    )  # fmt: skip
+
 
 COOPERATIVE_TILES = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
 COOPERATIVE_TILES += [(128, n, 2) for n in range(256, 128, -8)]

@@ -20,9 +20,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
-from gemmsmith.epilogue.register_usage import row_function_inputs
+from gemmsmith.epilogue.evaluate import row_function_inputs
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
+from gemmsmith.tuning.candidates import fit_stages, spec_for
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
 from gemmsmith.tuning.config_table import M_GRANULARITY, rounds_up_m
@@ -30,7 +31,6 @@ from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.grouped import choose_grouped, rank_grouped
 from gemmsmith.tuning.measured_configs import key_of
 from gemmsmith.tuning.model import covers
-from gemmsmith.tuning.stage_count import fit_stages, spec_for
 from gemmsmith.tuning.tuned_table import lookup_tuned, serve
 
 TILE_N_STEP = 8

@@ -15,14 +15,13 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning.candidates import promotion_leaves_registers
+from gemmsmith.tuning.candidates import MIN_STAGES, fit_stages, promotion_leaves_registers, spec_for
 from gemmsmith.tuning.config_table import ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ, packing_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores, wave_bytes
 from gemmsmith.tuning.model import covers_config, estimate
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_cycles
-from gemmsmith.tuning.stage_count import MIN_STAGES, fit_stages, spec_for
 
 DEFAULT_MAX_STAGES = 8
 """Maximum stages if the user gives a tile but no stages; only the smallest problems gain from more."""

@@ -25,12 +25,12 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
 from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.register_usage import row_function_inputs
+from gemmsmith.epilogue.evaluate import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning import measured_configs
+from gemmsmith.tuning.candidates import fit_stages, spec_for
 from gemmsmith.tuning.gpus import H100, SCHEDULERS_PER_SM
-from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
 INSTRUCTIONS_PER_COPIED_WORD = {"K": 3.0, "MN": 1.5}
 """Instructions to copy a word, with its address, by the operand's major dimension. This and the next from SASS by NVRTC

@@ -18,7 +18,7 @@ from gemmsmith.core.dtypes import BF16, TF32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.problem import MAX_EXTENT, Problem
-from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.register_budgets import plan_promotion
 from gemmsmith.core.scalars import ceil_div, round_up
 from gemmsmith.core.spec import num_reducing_ctas
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 SMS_PER_GPC = 16
 """SMs of a GPC of these chips; some have 18."""
 CONSECUTIVE_CTAS = 8
-"""Consecutive CTAs on one GPC of an H200, without clusters; of clusters every eighth is on the same GPC (by %smid)."""
+"""Consecutive CTAs on one GPC of an H200, without clusters (by %smid)."""
 MAX_ACTIVE_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that are active at once on an H200, by their CTAs (cudaOccupancyMaxActiveClusters): GPCs have 16 or 18
 SMs."""
@@ -154,23 +154,20 @@ class ConfigTable:
         """Return how many CTAs of a GPC read the same tile of A at once, and how many the same tile of B.
 
         The CTAs of a GPC have consecutive tiles in the raster order: a part of a group, `raster_group` tiles wide.
-        Single waves of clusters count as if along their longer side, to which the model was fitted.
         """
         tiles_m, tiles_n = self._kernel_grid(problem)
-        has_clusters = self.cluster_size > 1
-        is_set = has_clusters & self.is_single_wave(problem) & (self.splits == 1)
-        raster_m = np.where(is_set, self.cluster_shape_m >= self.cluster_shape_n, self.raster_m)
-        raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(raster_m, tiles_n, tiles_m)))
-        is_consecutive = ~has_clusters & (problem.batch == 1)
+        raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(self.raster_m, tiles_n, tiles_m)))
+        is_consecutive = (self.cluster_size == 1) & (problem.batch == 1)
         clusters = np.where(is_consecutive, CONSECUTIVE_CTAS, SMS_PER_GPC / self.cluster_size)
         num_groups = np.maximum(1, clusters / raster_group)
-        return np.where(raster_m, raster_group, num_groups), np.where(raster_m, num_groups, raster_group)
+        return np.where(self.raster_m, raster_group, num_groups), np.where(self.raster_m, num_groups, raster_group)
 
     def single_wave_raster_m(self, problem: Problem) -> Array:
-        """Return `raster_m`, for single waves by `runs_along_m`."""
+        """Return `raster_m`, for single waves without clusters by `runs_along_m`."""
         tiles = self._kernel_grid(problem)
-        is_set = self.is_single_wave(problem) & (self.splits == 1) & (np.minimum(*tiles) > 1) & (problem.batch == 1)
-        return np.where(is_set, runs_along_m(*tiles, self.cluster_size > 1), self.raster_m)
+        is_set = self.is_single_wave(problem) & (self.cluster_size == 1) & (self.splits == 1)
+        is_set &= (np.minimum(*tiles) > 1) & (problem.batch == 1)
+        return np.where(is_set, runs_along_m(*tiles), self.raster_m)
 
     def _kernel_grid(self, problem: Problem) -> tuple[Array, Array]:
         """Return `grid` in the kernel's orientation."""
@@ -278,22 +275,20 @@ def is_single_wave(config: Config, problem: Problem, sms: int = NUM_SMS) -> bool
     return problem.batch * tiles_m * tiles_n <= get_max_active_clusters(rows * columns * config.cluster_splits, sms)
 
 
-def runs_along_m(tiles_m: Any, tiles_n: Any, has_clusters: Any) -> Any:
-    """Return whether a single wave should run along M, given its clusters' tiles along both dimensions.
+def runs_along_m(tiles_m: Any, tiles_n: Any) -> Any:
+    """Return whether a single wave without clusters should run along M, given its tiles along both dimensions.
 
-    CTAs of a GPC then share tiles of the larger operand (CONSECUTIVE_CTAS): 87 choices of the model are 4.2 % faster in
-    the mean (-5 to 34), 45 of the table 6.9 % (raster-h200).
+    CTAs of a GPC then share tiles of the larger operand (raster-h200).
     """
-    return (tiles_m >= tiles_n) ^ has_clusters
+    return tiles_m >= tiles_n
 
 
 def with_single_wave_raster(config: Config, problem: Problem) -> Config:
-    """Return a config of a single wave with the raster of `runs_along_m`; not of a batch or with `splits`."""
-    tiles = _cluster_tiles(config, problem)
-    if config.splits != 1 or min(tiles) == 1 or problem.batch > 1:  # one row or column of tiles has one order
+    """Return a config of a single wave with the raster of `runs_along_m`; not of a batch, with clusters or `splits`."""
+    tiles, has_clusters = _cluster_tiles(config, problem), config.cluster != (1, 1) or config.cluster_splits > 1
+    if has_clusters or config.splits != 1 or min(tiles) == 1 or problem.batch > 1:  # one row of tiles has one order
         return config
-    has_clusters = config.cluster != (1, 1) or config.cluster_splits > 1
-    return config.replace(raster="m" if runs_along_m(*tiles, has_clusters) else "n")
+    return config.replace(raster="m" if runs_along_m(*tiles) else "n")
 
 
 def _cluster_tiles(config: Config, problem: Problem) -> tuple[int, int]:

@@ -18,15 +18,15 @@ from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
+from gemmsmith.tuning.candidates import spec_for
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import KernelCost, SgemmEstimate, rank_sm80, sgemm_estimate
 from gemmsmith.tuning.config_table import ConfigTable
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ, packing_us
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H100, H200, Gpu
 from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import Estimate, estimate, tile_bytes
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_us
-from gemmsmith.tuning.stage_count import spec_for
 from gemmsmith.tuning.tuned_table import find_entry
 
 WIDTH = 100

@@ -20,14 +20,13 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.scalars import ceil_div
 from gemmsmith.tuning import measured_configs
-from gemmsmith.tuning.candidates import promotion_leaves_registers
+from gemmsmith.tuning.candidates import fit_stages, promotion_leaves_registers
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_dtype
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.model import copied_bytes, covers, estimate
-from gemmsmith.tuning.stage_count import fit_stages
 
 MAX_CONFIGS = 256
 """Configs that are ranked, of which the first that can compute groups is taken."""

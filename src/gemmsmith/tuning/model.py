@@ -25,10 +25,9 @@ from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import Array, ConfigTable
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ, EpilogueCost, loads_a_fragments
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem
-from gemmsmith.tuning.epilogue_cost import EpilogueCost
 from gemmsmith.tuning.gpus import H200, NUM_SMS, Gpu
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, loads_a_fragments
 
 FLOPS_PER_CYCLE = 3990
 """Dense 16-bit FLOPs per cycle of one SM's tensor cores; m64n256k16 takes 128 cycles, which would be 4096."""

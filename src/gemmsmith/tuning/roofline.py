@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from gemmsmith.backends.sim.execute.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
+from gemmsmith.tuning.costs import SM_CLOCK_MHZ
 from gemmsmith.tuning.gpus import H200, NUM_SMS, SCHEDULERS_PER_SM
 from gemmsmith.tuning.model import FLOPS_PER_CYCLE
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 L2_TO_SM_BYTES_PER_CYCLE = 100
 """Maximum bytes per cycle from the L2 to one SM (survey-h200)."""

@@ -18,16 +18,21 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.scalars import round_up
 from gemmsmith.tuning import measured_configs
-from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
+from gemmsmith.tuning.candidates import (
+    fit_stages,
+    fits_registers,
+    promotion_leaves_registers,
+    spec_for,
+    with_aliased_epilogue,
+)
 from gemmsmith.tuning.choose import choose, estimates_us
 from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m, with_single_wave_raster
+from gemmsmith.tuning.costs import packs_needlessly
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores
 from gemmsmith.tuning.measured_configs import key_of, operand_class, operand_layout
 from gemmsmith.tuning.model import covers_config
-from gemmsmith.tuning.packing_cost import packs_needlessly
-from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
 BUILTIN_TABLE_FILE = "tuned.json"
 """File of the built-in table, in this folder: configs by operand class, N x K and M. They are the fastest on an H200:

@@ -14,8 +14,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.listing import Listing, build_listing, disassemble
-from gemmsmith.backends.cuda.mnemonics import classify
+from gemmsmith.backends.cuda.listing import Listing, build_listing, classify, disassemble
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.mma import FMA, FRAGMENT_ROWS_PER_WARP, MMA_SYNC, N8_COLUMNS, WGMMA, WGMMA_M
 from gemmsmith.core.spec import KernelSpec

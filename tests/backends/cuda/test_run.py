@@ -21,10 +21,12 @@ from gemmsmith.core.arguments import TensorMap
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.host import cached_run, output_kernels, packing, planned_gemm
 from gemmsmith.host.planned_gemm import PlannedGemm
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
-        "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64}  # fmt: skip
+        "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64,
+        "cluster_permutation": ctypes.c_uint16 * MAX_CLUSTERS}  # fmt: skip
 
 
 class OnGpu:
@@ -70,7 +72,8 @@ class Driver:
             if kind == "tensor_map":
                 values.append(Encoded.all[pointer])
             else:
-                values.append(READ[kind].from_address(pointer).value)
+                value = READ[kind].from_address(pointer)
+                values.append(tuple(value) if kind == "cluster_permutation" else value.value)
         self.seen.append((self.kernel.name, grid, values))
         return (0,)
 
@@ -110,6 +113,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
             kernel._driver = Driver(kernel, found)
             kernel.launch = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
             kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]
+            kernel.cluster_permutation = lambda clusters: tuple(range(MAX_CLUSTERS))  # type: ignore[method-assign]
         return loaded[source]
 
     monkeypatch.setattr(run.kernel_loader, "load_kernel", load)

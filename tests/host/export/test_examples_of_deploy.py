@@ -86,7 +86,7 @@ def test_the_engine_needs_a_gpu(engine: Path) -> None:
         assert done.stdout.startswith("no libcuda: libcuda.so.1")
 
 
-def test_the_engine_chooses_by_rows_and_captures_what_it_launches(engine: Path) -> None:
+def test_the_engine_chooses_by_rows_and_captures_what_it_launches(engine: Path, folder: Path) -> None:
     """Of the stand-in, whose kernels compute nothing, all results are wrong."""
     sizes = (1, 32, 33, 3000)
     done = run(engine, *map(str, sizes))
@@ -103,7 +103,10 @@ def test_the_engine_chooses_by_rows_and_captures_what_it_launches(engine: Path) 
         captured, eager = found.groups()
         assert captured == eager
         functions = [int(x.split()[0]) for x in eager.split("|")[1:]]
-        assert functions == ([0, 2, 4] if rows <= 32 else [1, 3, 5])
+        loaded = [0]  # functions before each header's: two kernels, and a probe if one of them has clusters
+        for name in ("up", "down"):
+            loaded.append(loaded[-1] + 2 + ("probe_(" in (folder / f"{name}.h").read_text()))
+        assert functions == [x + (rows > 32) for x in loaded]
 
 
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")

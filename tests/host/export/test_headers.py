@@ -31,6 +31,7 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, Plan, Spec
 from gemmsmith.core.arguments import TensorMap
 from gemmsmith.host.export.signature import Signature
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.launch import Launches
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -261,7 +262,7 @@ int main(void) {{
 
 def kinds_of(about: dict[str, Any]) -> list[str]:
     """The sizes of each kernel's parameters, for the stand-in."""
-    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t"}
+    sizes = {"i32": "4", "u32": "4", "f32": "4", "tensor_map": "t", "cluster_permutation": "o"}
     return ["".join(sizes.get(kind, "8") for kind in x["parameters"].values()) for x in about["kernels"]]
 
 
@@ -291,9 +292,21 @@ def expected(signature: Signature, launches: Launches, values: dict[str, int], n
         clusters = min(launch.work_clusters, resident) if kernel.persistent else launch.work_clusters
         row = [kernel.name, clusters * kernel.cluster[0], kernel.threads, kernel.shared_bytes, int(i > 0)]
         for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
-            row += _numbers(kind, arguments[p.name or ""])
+            if kind == "cluster_permutation":
+                row += stand_ins_order(kernel.cluster[0], clusters)
+            else:
+                row += _numbers(kind, arguments[p.name or ""])
         result.append(row)
     return [launches.workspace_bytes, launches.flag_bytes], result
+
+
+def stand_ins_order(size: int, clusters: int) -> list[int]:
+    """The places of clusters in the order of the stand-in's chip: they go round-robin over eleven GPCs."""
+    order = list(range(MAX_CLUSTERS))
+    if clusters <= 132 // size:
+        for place, cluster in enumerate(sorted(range(clusters), key=lambda x: x % 11)):
+            order[cluster] = place
+    return order
 
 
 def _numbers(kind: str, x: Any) -> Iterator[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
 from gemmsmith.backends.cuda.cuda_graph import COLLECTED
 from gemmsmith.backends.cuda.driver import (
@@ -26,7 +27,7 @@ from gemmsmith.lang.kernel import Kernel
 
 _FORMATS = {
     "i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "fast_divmod": "Q",
-    "tensor_map": "",
+    "tensor_map": "", "cluster_permutation": "",
 }  # fmt: skip
 """Format characters of `struct` by parameter kind, padded to 8 bytes; empty for kinds passed by their own address."""
 
@@ -66,6 +67,10 @@ class LoadedKernel:
                     f"threads and {self.shared_bytes} bytes of shared memory per CTA"
                 )
         return self._max_active_clusters
+
+    def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
+        """Return the permutation of `clusters` clusters by which neighboring tiles go to clusters of one GPC."""
+        return cluster_permutation(self.device, self.cluster[0], self.max_active_clusters(), clusters)
 
     def launch(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
         """Launch the kernel. Raises DeviceError.
@@ -137,6 +142,8 @@ def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
             )
             if os.environ.get("GEMMSMITH_NVTX"):
                 add_nvtx_range(loaded)
+            if "cluster_permutation" in kernel.parameter_kinds:
+                loaded.cluster_permutation(1)  # probes the device, which a stream that is captured later cannot
             _LOADED[key] = loaded
     return _LOADED[key]
 

@@ -12,7 +12,7 @@ from typing import Any
 from gemmsmith.backends.cuda.driver import encode_tensor_map
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.arguments import Pointer, TensorMap
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.frozen import changed
 
@@ -31,7 +31,7 @@ class LaunchTemplate:
     def __init__(self, kernel: LoadedKernel, grid: int, arguments: Sequence[Any], pdl: bool) -> None:
         """Lay out the argument block: what is fixed becomes an initial value, what a call gives an entry to fill.
 
-        Tensor maps have memory of their own, which their entry points to.
+        Tensor maps and cluster permutations have memory of their own, which their entry points to.
         """
         self.kernel, self.grid, self.pdl = kernel, grid, pdl
         self._local = threading.local()
@@ -50,6 +50,9 @@ class LaunchTemplate:
             elif kind == "tensor_map":
                 self._keepalive.append(encode_tensor_map(x))
                 self._initial_values.append(int(self._keepalive[-1].getPtr()))
+            elif kind == "cluster_permutation":
+                self._keepalive.append((ctypes.c_uint16 * len(x))(*x))
+                self._initial_values.append(ctypes.addressof(self._keepalive[-1]))
             else:
                 entry = count + len(scalars)
                 if isinstance(x, Pointer):

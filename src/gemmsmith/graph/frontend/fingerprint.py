@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache, Records
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.records import Records
 from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant, is_module
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel

@@ -11,8 +11,8 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from gemmsmith.core.dicts import Records
 from gemmsmith.core.graph import OPERATIONS
-from gemmsmith.core.records import Records
 from gemmsmith.graph.functions import Function
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS, find_op, op_names
 
 STABLE_MODULES = (

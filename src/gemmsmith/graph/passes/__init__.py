@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.passes.cse import cse, share
-from gemmsmith.graph.passes.fission import fission
 from gemmsmith.graph.passes.fold import fold
-from gemmsmith.graph.passes.fuse import fuse, multiply_add
+from gemmsmith.graph.passes.fuse import fission, fuse, multiply_add
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 
 Pass = Callable[[EpilogueGraph], EpilogueGraph]

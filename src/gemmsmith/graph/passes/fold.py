@@ -12,8 +12,7 @@ import numpy as np
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.graph.functions import Function
-from gemmsmith.graph.passes.patterns import pattern_table, replace_by_pattern
-from gemmsmith.graph.passes.rewrite import Editor, rewrite
+from gemmsmith.graph.passes.rewrite import Editor, pattern_table, replace_by_pattern, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
 """Functions with f(f(x)) = f(x)."""

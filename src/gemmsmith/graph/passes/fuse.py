@@ -1,4 +1,7 @@
-"""Operator fusion: replace several operations by one that takes fewer instructions."""
+"""Operator fusion and fission: replace operations by others that take fewer instructions, or that share some.
+
+The special-function unit has an eighth of the throughput of multiply-adds.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,16 @@ from collections import Counter
 
 from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.graph.approximations import GELU_A, GELU_B
-from gemmsmith.graph.passes.patterns import Pattern, PatternTable, pattern_table, replace_by_pattern
-from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite, use_counts
+from gemmsmith.graph.passes.rewrite import (
+    Editor,
+    Pattern,
+    PatternTable,
+    eliminate_dead_code,
+    pattern_table,
+    replace_by_pattern,
+    rewrite,
+    use_counts,
+)
 
 _SQUARES: list[Pattern] = [("mul", GELU_B, ("mul", "x", "x")), ("mul", ("mul", GELU_B, "x"), "x")]
 _CUBES: list[Pattern] = [
@@ -91,5 +102,48 @@ def _apply(graph: EpilogueGraph, table: PatternTable) -> EpilogueGraph:
         new = editor.keep(node) if new is None else new
         uses[new] = old_uses[editor.index]
         return new
+
+    return rewrite(graph, rule)
+
+
+def fission(graph: EpilogueGraph) -> EpilogueGraph:
+    """Decompose silu, div and log where that saves work; never increases the number of special-function operations.
+
+    silu(x) becomes x sigmoid(x) if the sigmoid is computed anyway; x / y becomes x (1 / y) if y divides several values;
+    log(sigmoid(x)) becomes -softplus(-x).
+    """
+    sigmoids = {n.inputs[0] for n in graph.nodes if n.op == "sigmoid"}
+    division_counts = Counter(
+        n.inputs[1] for n in graph.nodes if n.op == "div" and graph.nodes[n.inputs[1]].op != "constant"
+    )
+    uses = use_counts(graph)
+
+    def rule(editor: Editor, node: Node) -> int | None:
+        old_inputs = graph.nodes[editor.index].inputs
+        if node.op == "silu" and old_inputs[0] in sigmoids:
+            sigmoid = editor.add("sigmoid", node.inputs[0])  # which is computed anyway
+            return editor.add("mul", node.inputs[0], sigmoid)
+        if node.op == "div" and division_counts[old_inputs[1]] > 1:
+            reciprocal = editor.add("reciprocal", node.inputs[1])  # one for all divisions
+            return editor.add("mul", node.inputs[0], reciprocal)
+        return log_of(editor, old_inputs[0]) if node.op == "log" else None
+
+    def log_of(editor: Editor, x: int) -> int | None:
+        """Add the logarithm of the old node `x` if it is sigmoid(y), as -softplus(-y), or a clamp of that; else None.
+
+        The logarithm is monotonic, so that log(min(x, c)) is min(log(x), log(c)). If x has other users, it is computed
+        anyway, and nothing is saved.
+        """
+        node = graph.nodes[x]
+        if uses[x] > 1:
+            return None
+        if node.op == "sigmoid":
+            return editor.add("neg", editor.add("softplus", editor.add("neg", editor.new[node.inputs[0]])))
+        if node.op in ("maximum", "minimum"):
+            for clamped, bound in (node.inputs, node.inputs[::-1]):
+                limit = graph.nodes[bound]
+                if limit.op == "constant" and limit.attribute > 0 and (log := log_of(editor, clamped)) is not None:
+                    return editor.add(node.op, log, editor.constant(math.log(limit.attribute)))
+        return None
 
     return rewrite(graph, rule)

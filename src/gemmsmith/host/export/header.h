@@ -60,6 +60,9 @@ typedef struct {
         CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
         const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     CUresult (CUDAAPI *cuLaunchKernelEx)(const CUlaunchConfig *, CUfunction, void **, void **);
+    CUresult (CUDAAPI *cuMemHostAlloc)(void **, size_t, unsigned);
+    CUresult (CUDAAPI *cuMemFreeHost)(void *);
+    CUresult (CUDAAPI *cuStreamSynchronize)(CUstream);
 } <!-- name -->_driver;
 
 /* Finds the driver's functions by find(context, name); 0 if one is missing. */
@@ -67,7 +70,7 @@ static inline int <!-- name -->_find_driver(<!-- name -->_driver *driver, void *
     static const char *const names[] = {
         "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncSetAttribute", "cuCtxGetDevice",
         "cuDeviceGetAttribute", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveClusters",
-        "cuTensorMapEncodeTiled", "cuLaunchKernelEx"};
+        "cuTensorMapEncodeTiled", "cuLaunchKernelEx", "cuMemHostAlloc", "cuMemFreeHost", "cuStreamSynchronize"};
     size_t i;
     for (i = 0; i < sizeof names / sizeof *names; ++i) {
         void *found = find(context, names[i]);
@@ -192,7 +195,8 @@ typedef struct {
     CUmodule modules[<!-- count -->];
     CUfunction functions[<!-- count -->];
     int64_t resident[<!-- count -->]; /* clusters of each kernel that the device holds at once */
-    int64_t sms;
+    int64_t sms, placed[<!-- count -->]; /* clusters in `by_gpc`, those of a GPC together */
+    uint16_t by_gpc[<!-- count -->][<!-- most -->];
 } <!-- name -->_kernels;
 
 static inline CUlaunchConfig <!-- name -->_config_(size_t kernel, int64_t ctas, CUlaunchAttribute *attribute) {
@@ -207,6 +211,16 @@ static inline CUlaunchConfig <!-- name -->_config_(size_t kernel, int64_t ctas, 
     return config;
 }
 
+static inline CUlaunchAttribute <!-- name -->_cluster_(int ctas) {
+    CUlaunchAttribute attribute;
+    memset(&attribute, 0, sizeof attribute);
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim.x = (unsigned)ctas;
+    attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
+    return attribute;
+}
+
+<!-- placement -->
 #define <!-- name -->_TRY_(call) do { const CUresult result_ = (call); if (result_) return <!-- name -->_ERROR_DRIVER + (int)result_; } while (0)
 
 /* Loads the kernels into the current context. */
@@ -230,13 +244,8 @@ static inline int <!-- name -->_load(<!-- name -->_kernels *kernels, const <!-- 
             <!-- name -->_TRY_(driver->cuFuncSetAttribute(
                 kernels->functions[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, <!-- name -->_kernels_[i].shared_bytes));
         if (<!-- name -->_kernels_[i].cluster > 1) {
-            CUlaunchAttribute attribute;
-            CUlaunchConfig config;
-            memset(&attribute, 0, sizeof attribute);
-            attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attribute.value.clusterDim.x = (unsigned)<!-- name -->_kernels_[i].cluster;
-            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
-            config = <!-- name -->_config_(i, <!-- name -->_kernels_[i].cluster, &attribute);
+            CUlaunchAttribute attribute = <!-- name -->_cluster_(<!-- name -->_kernels_[i].cluster);
+            CUlaunchConfig config = <!-- name -->_config_(i, <!-- name -->_kernels_[i].cluster, &attribute);
             <!-- name -->_TRY_(driver->cuOccupancyMaxActiveClusters(&resident, kernels->functions[i], &config));
             kernels->resident[i] = resident;
         } else {
@@ -246,6 +255,7 @@ static inline int <!-- name -->_load(<!-- name -->_kernels *kernels, const <!-- 
         }
         if (!kernels->resident[i]) return <!-- name -->_ERROR_DEVICE;
     }
+<!-- place -->
     return <!-- name -->_OK;
 }
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gemmsmith.arrays.dlpack import DLPACK_DTYPES
+from gemmsmith.backends.cuda.cluster_placement import PROBE
+from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import tensor_map_names
 from gemmsmith.core.arguments import Pointer, TensorMap
 from gemmsmith.core.chip import Chip
@@ -16,6 +18,7 @@ from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.templates import fill_template
 from gemmsmith.host.export.program import Program, numbers_of
 from gemmsmith.host.export.signature import Array, Signature
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch
 
@@ -51,15 +54,25 @@ def make_header(
     signature = signatures[0]
     configs = ", or ".join(f"{x.planned.config}" for x in signatures)
     kernels = program.kernels
+    images, rows = [*_images(name, kernels, cubins)], [_kernel(name, i, kernel) for i, kernel in enumerate(kernels)]
+    placement = place = ""
+    if any("cluster_permutation" in x.parameter_kinds for x in kernels):
+        chip, probe = kernels[0].chip, f"{name}_image_{len(kernels)}_"
+        images.append(_image(probe, compile_source(PROBE, "probe", chip.target).cubin))
+        rows.append(f'    {{{probe}, "probe", 32, 1, {chip.max_shared_bytes_per_cta}}},')
+        placement, place = _path("placement.h").read_text("utf-8"), f"    {name}_place_(kernels);"
     parts = {
         "about": f"{name}: out = epilogue(a @ b), {configs}. Made by gemmsmith; see {name}.cu for the kernel.",
         "arguments": "\n".join(_arguments(signature)),
         "numbers": "\n".join(f"    int64_t {_field(x)};" for x in list(program.outputs)[3:]),
         "operations": "\n".join(_operations(name, signature, program)),
         "checks": "\n".join(_checks(name, signature)),
-        "images": "\n".join(_images(name, kernels, cubins)),
-        "kernels": "\n".join(_kernel(name, i, kernel) for i, kernel in enumerate(kernels)),
-        "count": f"{len(kernels)}",
+        "images": "\n".join(images),
+        "kernels": "\n".join(rows),
+        "placement": placement,
+        "place": place,
+        "count": f"{len(rows)}",
+        "most": f"{MAX_CLUSTERS}",
         "target": kernels[0].chip.target,
         "device": _device(kernels[0].chip),
         "launches": "\n".join(_launch(name, i, x) for i, x in enumerate(program.slots.values())),
@@ -105,7 +118,11 @@ def _bind(x: Array) -> str:
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
     """Return a template of this folder with its parts, in order, filled in."""
-    return with_identifiers(fill_template(Path(__file__).with_name(template), parts))
+    return with_identifiers(fill_template(_path(template), parts))
+
+
+def _path(template: str) -> Path:
+    return Path(__file__).with_name(template)
 
 
 def with_identifiers(text: str) -> str:
@@ -243,10 +260,13 @@ def _images(name: str, kernels: Sequence[Kernel], cubins: Mapping[Kernel, bytes]
         yield f"extern const unsigned char {name}_image_{i}_[]; /* {cubin_name(name, at)} */"
     yield "#else"
     for i, kernel in enumerate(kernels):
-        cubin = cubins[kernel]
-        rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
-        yield f"static const unsigned char {name}_image_{i}_[] = {{\n" + ",\n".join(rows) + "};"
+        yield _image(f"{name}_image_{i}_", cubins[kernel])
     yield "#endif"
+
+
+def _image(name: str, cubin: bytes) -> str:
+    rows = (", ".join(map(str, cubin[at : at + 32])) for at in range(0, len(cubin), 32))
+    return f"static const unsigned char {name}[] = {{\n" + ",\n".join(rows) + "};"
 
 
 def cubin_name(name: str, i: int) -> str:
@@ -276,7 +296,10 @@ def _launch(name: str, i: int, launch: Launch) -> str:
         ]
     for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True):
         x = launch.arguments[p.name or ""]
-        if isinstance(x, TensorMap):
+        if kind == "cluster_permutation":
+            lines.append(f"uint16_t order[{MAX_CLUSTERS}];")
+            parameters.append("order")
+        elif isinstance(x, TensorMap):
             parameters.append(f"maps + {len(encoded)}")
             encoded.append(_encode(name, f"n.k{i}_{p.name}_", parameters[-1], x))
         else:
@@ -291,6 +314,8 @@ def _launch(name: str, i: int, launch: Launch) -> str:
         if most := kernel.max_clusters:
             wave = f"(kernels->sms / {kernel.cluster[0]})"
             lines.append(f"if (clusters > {most}) clusters = {most} / {wave} ? {most} / {wave} * {wave} : {most};")
+    if "order" in parameters:
+        lines.append(f"{name}_order_(kernels, {i}, clusters, order);")
     pdl = "launched" if kernel.chip.supports("sm_90") else "0"
     lines += [f"{name}_TRY_({name}_start_(kernels, {i}, clusters, {pdl}, stream, parameters));", "launched = 1;"]
     return "\n".join([f"    if (n.k{i}_clusters > 0) {{", *(f"        {x}" for x in lines), "    }"])

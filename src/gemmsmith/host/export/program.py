@@ -211,9 +211,12 @@ def _tree(paths: Sequence[tuple[Outcomes, _Leaf]]) -> Node | _Leaf:
 
 
 def numbers_of(x: Any) -> dict[str, Any]:
-    """Return the numbers of a tensor map as the driver gets them, by name; or another argument under an empty name."""
+    """Return the numbers of a tensor map as the driver gets them, by name; or another argument under an empty name.
+
+    An order of clusters has none: it is the device's.
+    """
     if not isinstance(x, TensorMap):
-        return {"": x}
+        return {} if isinstance(x, tuple) else {"": x}
     with traced({}):  # of no path
         extents, strides, box = x.encoded()
     parts = ("extent", 0, extents), ("stride", 1, strides), ("box", 0, box)

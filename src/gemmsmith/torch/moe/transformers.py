@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dicts import BoundedCache
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.torch.graph_serialization import serialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, Gate, trace_gate

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static int resident = 66;
-static const char *kinds_of_function[64]; /* the size of each parameter: 4, 8, t: a tensor map */
+static const char *kinds_of_function[64]; /* the size of each parameter: 4, 8, t: a tensor map, o: the order */
 
 static CUresult load_data(CUmodule *module, const void *image) {
     *module = (CUmodule)(intptr_t)image;
@@ -18,7 +18,8 @@ static CUresult get_function(CUfunction *function, CUmodule module, const char *
     return !module || !*name;
 }
 static CUresult set_attribute(CUfunction function, CUfunction_attribute attribute, int value) {
-    return !function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value <= 48 * 1024;
+    const int is_known = attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+    return !function || !is_known || (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value <= 48 * 1024);
 }
 static CUresult get_device(CUdevice *device) { return *device = 0; }
 static CUresult get_device_attribute(int *value, CUdevice_attribute attribute, CUdevice device) {
@@ -48,9 +49,16 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
     memcpy(map, numbers, sizeof numbers);
     return is_wrong;
 }
+/* The SMs of a probe's CTAs: clusters go round-robin over eleven GPCs of twelve SMs. */
+static CUresult probe(const CUlaunchConfig *config, uint32_t *sms) {
+    unsigned i, size = config->attrs->value.clusterDim.x;
+    for (i = 0; i < config->gridDimX; ++i) sms[i] = (i / size / 11 * size + i % size) % 12 * 11 + i / size % 11;
+    return size > 12;
+}
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     const intptr_t index = (intptr_t)function - 1;
     const char *kind = kinds_of_function[index] ? kinds_of_function[index] : "";
+    if (config->numAttrs && config->attrs->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return probe(config, *(uint32_t **)*parameters);
     printf(" | %d %u %u %u %u", (int)index, config->gridDimX, config->blockDimX, config->sharedMemBytes, config->numAttrs);
     for (; *kind; ++kind, ++parameters) {
         uint64_t numbers[16] = {0};
@@ -58,10 +66,17 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
         if (*kind == '4') memcpy(numbers, *parameters, 4);
         else if (*kind == '8') memcpy(numbers, *parameters, 8);
         else if (*kind == 't') memcpy(numbers, *parameters, sizeof numbers), count = 16;
-        for (i = 0; i < count; ++i) printf(" %llu", (unsigned long long)numbers[i]);
+        for (i = 0; i < count && *kind != 'o'; ++i) printf(" %llu", (unsigned long long)numbers[i]);
+        for (i = 0; i < 288 && *kind == 'o'; ++i) printf(" %d", ((uint16_t *)*parameters)[i]);
     }
     return config->gridDimY != 1 || config->gridDimZ != 1 || extra != NULL;
 }
+static CUresult host_alloc(void **address, size_t bytes, unsigned flags) {
+    *address = malloc(bytes);
+    return !*address || flags;
+}
+static CUresult free_host(void *address) { return free(address), 0; }
+static CUresult synchronize(CUstream stream) { return !stream; }
 static void *find(void *context, const char *name) {
     static const struct { const char *name; void (*function)(void); } all[] = {
         {"cuModuleLoadData", (void (*)(void))load_data}, {"cuModuleUnload", (void (*)(void))unload},
@@ -69,7 +84,9 @@ static void *find(void *context, const char *name) {
         {"cuCtxGetDevice", (void (*)(void))get_device}, {"cuDeviceGetAttribute", (void (*)(void))get_device_attribute},
         {"cuOccupancyMaxActiveBlocksPerMultiprocessor", (void (*)(void))max_blocks},
         {"cuOccupancyMaxActiveClusters", (void (*)(void))max_clusters},
-        {"cuTensorMapEncodeTiled", (void (*)(void))encode}, {"cuLaunchKernelEx", (void (*)(void))launch}};
+        {"cuTensorMapEncodeTiled", (void (*)(void))encode}, {"cuLaunchKernelEx", (void (*)(void))launch},
+        {"cuMemHostAlloc", (void (*)(void))host_alloc}, {"cuMemFreeHost", (void (*)(void))free_host},
+        {"cuStreamSynchronize", (void (*)(void))synchronize}};
     size_t i;
     for (i = 0; i < sizeof all / sizeof *all; ++i)
         if (!strcmp(all[i].name, name)) {

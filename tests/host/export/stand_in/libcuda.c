@@ -40,7 +40,6 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
     return flags;
 }
 CUresult cuStreamDestroy(CUstream stream) { return !stream; }
-CUresult cuStreamSynchronize(CUstream stream) { return !stream; }
 CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
     printf(" | capture");
     return !stream || mode != CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -71,8 +70,11 @@ EXPORT(cuDeviceGetAttribute, get_device_attribute)
 EXPORT(cuOccupancyMaxActiveBlocksPerMultiprocessor, max_blocks)
 EXPORT(cuOccupancyMaxActiveClusters, max_clusters)
 EXPORT(cuTensorMapEncodeTiled, encode)
+EXPORT(cuMemHostAlloc, host_alloc)
+EXPORT(cuMemFreeHost, free_host)
+EXPORT(cuStreamSynchronize, synchronize)
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     const CUresult result = launch(config, function, parameters, extra);
-    printf(" stream %d", (int)(intptr_t)config->hStream);
+    if (config->hStream != CU_STREAM_PER_THREAD) printf(" stream %d", (int)(intptr_t)config->hStream);
     return result;
 }
