@@ -1,7 +1,7 @@
 """The choice against measured times: errors and regrets of the models, as they were when these were fitted.
 
 A change of a model that moves a number here is a new fit: it has to lower the error or the regret. Only the last two
-surveys are of kernels that do not load rows past the end.
+surveys are of kernels that do not load rows past the end; their clusters are in the grid's order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gemmsmith.tuning.gpus import H100
     ("survey-tn-h100", 0.06624, 7.35186, 0.03907), ("survey-tt-h100", 0.07441, 7.38370, 0.10974),
     ("survey-fp8-h200", 0.07191, 7.51266, 0.05606), ("sweep-third-h200", 0.01073, 7.38231, 0.00576),
     ("sweep-layouts-h100", 0.01209, 7.38975, 0.00450), ("choice-middle-h200", 0.05243, 7.44556, 0.02903),
-    ("survey-middle-h200", 0.04511, 7.44406, 0.02148), ("unseen-middle-h200", 0.04931, 7.42929, 0.01813),
+    ("survey-middle-h200", 0.04443, 7.44612, 0.02006), ("unseen-middle-h200", 0.04935, 7.43288, 0.01818),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
@@ -83,9 +83,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 68), ("layers-h100", figures.plain, 9), ("dense-unseen-h200", figures.plain, 89),
-    ("epilogues-h200", figures.fused, 14),
-    ("fp8-unseen-h200", figures.block_scaled, 13), ("fp8-h200", figures.block_scaled, 46),
+    ("kinds-h100", figures.plain, 71), ("layers-h100", figures.plain, 11), ("dense-unseen-h200", figures.plain, 95),
+    ("epilogues-h200", figures.fused, 24),
+    ("fp8-unseen-h200", figures.block_scaled, 13), ("fp8-h200", figures.block_scaled, 50),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""

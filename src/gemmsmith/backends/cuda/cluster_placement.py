@@ -66,7 +66,7 @@ def _gpc_of_cluster(device: int, cluster: int, clusters: int) -> Array:
         for pause in _PAUSES_MS:
             time.sleep(pause / 1000)
             first, second = (_probe_sms(device, cluster, clusters) for _ in range(2))
-            if (first == second).all() and len(np.unique(first)) == first.size:  # else SMs were not free
+            if np.mean(first == second) > 0.9 and len(np.unique(first)) == first.size:  # else SMs were not free
                 return np.asarray(_gpc_of_sm(device)[first[:, 0]])
     except DeviceError:  # a GPU shared with other processes
         pass

@@ -15,7 +15,7 @@ static inline void <!-- name -->_place_(<!-- name -->_kernels *kernels) {
     static const int sizes[] = {16, 12, 10, 8, 6, 4};
     uint32_t gpcs[1024], *sms, *again, gpc, sm; /* of each SM; the CTAs of a cluster run on one GPC */
     size_t i, is_placed;
-    int size, count, c;
+    int size, count, c, moved;
     if (kernels->sms > 512 || kernels->driver.cuMemHostAlloc((void **)&sms, 4096, 0)) return;
     again = sms + 512;
     (void)kernels->driver.cuFuncSetAttribute(
@@ -36,8 +36,10 @@ static inline void <!-- name -->_place_(<!-- name -->_kernels *kernels) {
         if (size == 1) continue;
         if (count > kernels->resident[i]) count = (int)kernels->resident[i];
         is_placed = <!-- name -->_probe_(kernels, size, count, sms) && <!-- name -->_probe_(kernels, size, count, again);
-        for (c = 0; is_placed && c < count * size; ++c) /* unless other kernels occupy SMs */
-            is_placed = sms[c] == again[c] && !taken[sms[c] % 1024]++;
+        for (c = moved = 0; is_placed && c < count * size; ++c) { /* unless other kernels occupy SMs */
+            moved += sms[c] != again[c];
+            is_placed = !taken[sms[c] % 1024]++ && moved * 10 < count * size;
+        }
         for (gpc = 0; is_placed && gpc < 1024; ++gpc)
             for (c = 0; c < count; ++c)
                 if (gpcs[sms[c * size] % 1024] == gpc) kernels->by_gpc[i][kernels->placed[i]++] = (uint16_t)c;
