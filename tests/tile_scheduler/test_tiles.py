@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.make_spec import make_spec
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.tile_scheduler import make_tile_scheduler
@@ -188,3 +191,26 @@ def test_tiles_of_no_k_are_visited_once(ctas: int) -> None:
     arguments = {**kernel.arguments(p), "out": memory.add_buffer(found, "out")}
     assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []
     assert found.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("changes", [{"cluster_splits": 2}, {"cluster": (2, 1)}, {"cluster": (2, 1), "splits": 2}])
+def test_clusters_begin_with_the_tiles_of_a_permutation(changes: dict[str, Any], rng: np.random.Generator) -> None:
+    """But for those that may wait for others, which keep the grid's order."""
+    clusters, tiles, config = 5, 13, TILE.replace(tile=(64, 16, 16), **changes)
+    problem = bind(Request(Spec((64 * 13 * config.cluster[0], 128), "bf16"), Spec((128, 16), "bf16", (1, 128)))).problem
+    with Builder("walk", threads=32, cluster=(2, 1, 1)) as b:
+        scheduler, out = make_tile_scheduler(make_spec(problem, config)), b.pointer("out")
+        with scheduler.tile_loop() as tile:
+            m = b.registers(U32, 1, "m")
+            m[0] = (tile.m // (64 * config.cluster[0])).to(U32)
+            hw.store_global(m, out + ((hw.block_index() * tiles + m[0].to(I32)) * 4).to(U64), b.thread == 0)
+        kernel = b.finish()
+    found, memory = np.full((2 * clusters, tiles), 99, np.uint32), GlobalMemory()
+    order = (*rng.permutation(clusters).tolist(), *range(clusters, MAX_CLUSTERS))
+    arguments = {**kernel.arguments(problem), "out": memory.add_buffer(found, "out")}
+    if "splits" in changes:
+        assert "cluster_permutation" not in arguments
+        return
+    assert simulate(kernel, 2 * clusters, arguments | {"cluster_permutation": order}, memory, seed=0).hazards == []
+    for cta, row in enumerate(found):
+        assert row[row != 99].tolist() == list(range(order[cta // 2], tiles, clusters))

@@ -25,6 +25,8 @@ from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
 from gemmsmith.tile_scheduler.group_table import GroupTable
 from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
 
+GRID_ORDER = tuple(range(MAX_CLUSTERS))
+"""The permutation by which cluster i begins with tile i."""
 ZERO: Value = Constant(I32, 0)
 NO_END: Value = Constant(I32, MAX_EXTENT)
 
@@ -140,7 +142,7 @@ class TileScheduler:
 
     Kernel arguments: cluster_tiles_m, cluster_tiles_n, cluster_tiles (all), k_tiles, and the divisors of the raster
     order. `cluster_permutation` maps a cluster's index in the grid to cluster_idx. Any permutation is correct; one that
-    puts consecutive tiles on one GPC lets the L2 reads of its SMs merge.
+    puts consecutive tiles on one GPC lets reads of its SMs merge.
     """
 
     table: GroupTable | None = None
@@ -154,10 +156,9 @@ class TileScheduler:
         self._declare_grid()
         k.work_clusters, k.persistent, k.max_clusters = self.clusters_of, True, MAX_CLUSTERS
         cluster_idx = hw.block_index() // spec.cluster_size
-        if (
-            spec.cluster_size > 1 and spec.config.splits == 1 and not spec.config.sync_clusters
-        ):  # none waits for another
-            order = k.parameter("cluster_permutation", CLUSTER_PERMUTATION, lambda p: tuple(range(MAX_CLUSTERS)))
+        may_wait = spec.config.splits != 1 or spec.config.sync_clusters  # for another cluster, which starts earlier
+        if spec.cluster_size > 1 and not may_wait:
+            order = k.parameter("cluster_permutation", CLUSTER_PERMUTATION, lambda p: GRID_ORDER)
             cluster_idx = hw.load_cluster_permutation(order, cluster_idx)
         self.cluster_idx = cluster_idx.named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")

@@ -23,6 +23,10 @@ for _sm, _gpc in enumerate(gpc for row in range(max(GPCS)) for gpc, size in enum
     SMS[_gpc].append(_sm)
 
 
+def permutation(*of: int) -> tuple[int, ...]:
+    return tuple(placement.cluster_permutation(*of))
+
+
 def place(cluster: int, clusters: int) -> np.ndarray[Any, Any]:
     """The SMs of clusters that go round-robin over the GPCs with room; those that do not fit run where others did."""
     if cluster > 16:
@@ -60,7 +64,7 @@ def test_clusters_of_a_gpc_are_neighbors(cluster: int, use: Any) -> None:
     use(place)
     active = sum(x // cluster for x in GPCS)
     for clusters in (1, active // 2, active):
-        order = placement.cluster_permutation(0, cluster, active, clusters)
+        order = permutation(0, cluster, active, clusters)
         assert sorted(order) == list(IDENTITY)
         assert order[clusters:] == IDENTITY[clusters:]
         sms = place(cluster, clusters)[:, 0]
@@ -72,7 +76,7 @@ def test_clusters_of_a_gpc_are_neighbors(cluster: int, use: Any) -> None:
 
 def test_more_clusters_than_sms_hold_keep_their_order(use: Any) -> None:
     use(place)
-    assert placement.cluster_permutation(0, 2, 132, 67) == IDENTITY  # two CTAs per SM
+    assert permutation(0, 2, 132, 67) == IDENTITY  # two CTAs per SM
 
 
 @pytest.mark.parametrize("what", ["refused", "moving", "occupied"])
@@ -87,7 +91,7 @@ def test_without_a_clear_answer_clusters_keep_their_order(what: str, use: Any, r
         return place(cluster, clusters) % 60  # SMs run several CTAs, one after the other
 
     use(probe)
-    assert placement.cluster_permutation(0, 2, 66, 66) == IDENTITY
+    assert permutation(0, 2, 66, 66) == IDENTITY
 
 
 def test_other_kernels_end(use: Any, rng: np.random.Generator) -> None:
@@ -98,7 +102,7 @@ def test_other_kernels_end(use: Any, rng: np.random.Generator) -> None:
         return rng.permutation(found) if busy and busy.pop(0) else found
 
     use(probe)
-    assert placement.cluster_permutation(0, 2, 66, 66) != IDENTITY
+    assert permutation(0, 2, 66, 66) != IDENTITY
 
 
 @pytest.mark.gpu
@@ -109,4 +113,4 @@ def test_the_gpu_has_an_order(cluster: int) -> None:
         assert len(np.unique(sms)) == sms.size
         gpcs = placement._gpc_of_sm(0)[sms]
         assert (gpcs == gpcs[:, :1]).all()
-        assert placement.cluster_permutation(0, cluster, 132 // cluster, 20) != IDENTITY
+        assert permutation(0, cluster, 132 // cluster, 20) != IDENTITY

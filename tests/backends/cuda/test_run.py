@@ -27,6 +27,7 @@ from gemmsmith.lang.kernel import Kernel
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
         "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64,
         "cluster_permutation": ctypes.c_uint16 * MAX_CLUSTERS}  # fmt: skip
+GRID_ORDER = (ctypes.c_uint16 * MAX_CLUSTERS)(*range(MAX_CLUSTERS))
 
 
 class OnGpu:
@@ -113,7 +114,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
             kernel._driver = Driver(kernel, found)
             kernel.launch = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
             kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]
-            kernel.cluster_permutation = lambda clusters: tuple(range(MAX_CLUSTERS))  # type: ignore[method-assign]
+            kernel.cluster_permutation = lambda clusters: GRID_ORDER  # type: ignore[method-assign]
         return loaded[source]
 
     monkeypatch.setattr(run.kernel_loader, "load_kernel", load)

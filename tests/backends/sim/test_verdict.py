@@ -21,7 +21,7 @@ from gemmsmith.backends.sim import Verdict
 from gemmsmith.backends.sim.execute.interpreter import Interpreter
 from gemmsmith.backends.sim.execute.machine import LockstepMachine
 from gemmsmith.backends.sim.execute.memory_instructions import MemoryInstructions
-from gemmsmith.backends.sim.state.barriers import Mbarrier
+from gemmsmith.backends.sim.state.cta import Mbarrier
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.lang.builder import Builder

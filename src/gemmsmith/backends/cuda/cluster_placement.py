@@ -2,9 +2,9 @@
 
 SMs of one GPC that read the same bytes at about the same time are served by one request to the L2. The hardware
 distributes consecutive clusters round-robin over the GPCs, so that consecutive tiles, which share operands, run on
-different ones. (Consecutive CTAs without clusters run on the same one.) A probe, run once per device and cluster size,
-finds the GPC of each cluster; the clusters of a GPC then get consecutive raster positions. If a kernel's clusters are
-placed in another way than the probe's, only speed is lost.
+different ones. (Without clusters they run on the same one.) A probe, run once per device and cluster size, finds the
+GPC of each cluster; the clusters of a GPC then get consecutive raster positions. If a kernel's clusters are placed in
+another way than the probe's, only speed is lost.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _PAUSES_MS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @cache
-def cluster_permutation(device: int, cluster: int, active: int, clusters: int) -> tuple[int, ...]:
+def cluster_permutation(device: int, cluster: int, active: int, clusters: int) -> ctypes.Array[ctypes.c_uint16]:
     """Return each launched cluster's position in the order of the tiles: adjacent ones for clusters of one GPC.
 
-    It has MAX_CLUSTERS entries; it is the identity if the device cannot be probed, or if more clusters are launched
+    It is a CLUSTER_PERMUTATION, and the identity if the device cannot be probed, or if more clusters are launched
     than fit with one CTA per SM. `active`: clusters of `cluster` CTAs that are active at once. The first call for a
     device and `cluster` runs the probe, so the device must be current, and no stream may be being captured.
     """
@@ -56,7 +56,7 @@ def cluster_permutation(device: int, cluster: int, active: int, clusters: int) -
     gpcs = _gpc_of_cluster(device, cluster, min(active, device_attributes(device).sm_count // cluster))
     if clusters <= len(gpcs):
         positions[np.argsort(gpcs[:clusters], kind="stable")] = np.arange(clusters)
-    return tuple(positions.tolist())
+    return (ctypes.c_uint16 * MAX_CLUSTERS)(*positions.tolist())
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import threading
@@ -68,7 +69,7 @@ class LoadedKernel:
                 )
         return self._max_active_clusters
 
-    def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
+    def cluster_permutation(self, clusters: int) -> ctypes.Array[ctypes.c_uint16]:
         """Return the permutation of `clusters` clusters by which neighboring tiles go to clusters of one GPC."""
         return cluster_permutation(self.device, self.cluster[0], self.max_active_clusters(), clusters)
 

@@ -51,8 +51,8 @@ class LaunchTemplate:
                 self._keepalive.append(encode_tensor_map(x))
                 self._initial_values.append(int(self._keepalive[-1].getPtr()))
             elif kind == "cluster_permutation":
-                self._keepalive.append((ctypes.c_uint16 * len(x))(*x))
-                self._initial_values.append(ctypes.addressof(self._keepalive[-1]))
+                self._keepalive.append(x)
+                self._initial_values.append(ctypes.addressof(x))
             else:
                 entry = count + len(scalars)
                 if isinstance(x, Pointer):

@@ -9,8 +9,7 @@ import numpy as np
 from gemmsmith.backends.sim.memory.clocks import PREREQUISITE_GRIDS_BIT, Warp
 from gemmsmith.backends.sim.memory.memory import SHARED_BASE
 from gemmsmith.backends.sim.memory.shadow import Shadow
-from gemmsmith.backends.sim.state.barriers import ThreadBarrier
-from gemmsmith.backends.sim.state.cta import Cluster, Cta
+from gemmsmith.backends.sim.state.cta import Cluster, Cta, ThreadBarrier
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.core.errors import ArgumentError, KernelError

@@ -19,8 +19,7 @@ from gemmsmith.backends.sim.memory.clocks import (
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
 from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
-from gemmsmith.backends.sim.state.barriers import Mbarrier
-from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.cta import Cta, Mbarrier
 from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
 from gemmsmith.machine import Blocking

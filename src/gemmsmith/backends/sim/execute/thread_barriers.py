@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmsmith.backends.sim.memory.clocks import ScopeLevel, VectorClock, Warp
-from gemmsmith.backends.sim.state.barriers import ThreadBarrier
+from gemmsmith.backends.sim.state.cta import ThreadBarrier
 from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA
