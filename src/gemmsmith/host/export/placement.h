@@ -14,10 +14,11 @@ static inline int <!-- name -->_probe_(<!-- name -->_kernels *kernels, int size,
 static inline void <!-- name -->_place_(<!-- name -->_kernels *kernels) {
     static const int sizes[] = {16, 12, 10, 8, 6, 4};
     uint32_t gpcs[1024], *sms, *again, gpc, sm; /* of each SM; the CTAs of a cluster run on one GPC */
+    void *memory;
     size_t i, is_placed;
     int size, count, c, moved;
-    if (kernels->sms > 512 || kernels->driver.cuMemHostAlloc((void **)&sms, 4096, 0)) return;
-    again = sms + 512;
+    if (kernels->sms > 512 || kernels->driver.cuMemHostAlloc(&memory, 4096, 0)) return;
+    sms = (uint32_t *)memory, again = sms + 512;
     (void)kernels->driver.cuFuncSetAttribute(
         kernels->functions[<!-- name -->_COUNT_ - 1], CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
     for (sm = 0; sm < 1024; ++sm) gpcs[sm] = sm;
@@ -44,7 +45,7 @@ static inline void <!-- name -->_place_(<!-- name -->_kernels *kernels) {
             for (c = 0; c < count; ++c)
                 if (gpcs[sms[c * size] % 1024] == gpc) kernels->by_gpc[i][kernels->placed[i]++] = (uint16_t)c;
     }
-    kernels->driver.cuMemFreeHost(sms);
+    kernels->driver.cuMemFreeHost(memory);
 }
 
 /* The place of each of a kernel's clusters in the order of the tiles. */
