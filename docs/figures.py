@@ -410,11 +410,13 @@ def losses() -> str:
     ]
     worst = min(chosen, key=lambda r: r["ratio"])
     fp8_worst = min((r for r in current("fp8-h200", block_scaled)), key=lambda r: r.get("deepgemm_ratio", 9))
-    tf32 = min((r for r in current("kinds-h100") if r["kind"] == "tf32"), key=lambda r: r["lt_ratio"])
+    kinds = current("kinds-h200")
+    scaled = min((r for r in kinds if r["kind"] == "fp8_blocks"), key=lambda r: r["torch_ratio"])
+    fp32 = min((r for r in kinds if r["kind"] == "fp32"), key=lambda r: r["lt_ratio"])
     return "\n".join(textwrap.wrap(
-        f"It loses on some shapes: down to {worst['ratio']:.2f} of torch.mm's speed "
-        f"({shape(worst)}, H200), {fp8_worst['deepgemm_ratio']:.2f} of DeepGEMM's ({shape(fp8_worst)}, H200), and "
-        f"{tf32['lt_ratio']:.2f} of cuBLASLt's in TF32 (H100).", 120
+        f"It loses on some shapes of an H200: down to {worst['ratio']:.2f} of torch.mm's speed ({shape(worst)}), "
+        f"{scaled['torch_ratio']:.2f} in FP8 with block scales ({shape(scaled)}), {fp8_worst['deepgemm_ratio']:.2f} of "
+        f"DeepGEMM's ({shape(fp8_worst)}), {fp32['lt_ratio']:.2f} of cuBLASLt's in fp32.", 120
     ))  # fmt: skip
 
 
