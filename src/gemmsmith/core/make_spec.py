@@ -22,10 +22,7 @@ from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.product import ROLES, Role
-from gemmsmith.core.register_budgets import (
-    MAX_ACC_REGISTERS_WITH_GATHER,
-    MAX_ACC_REGISTERS_WITH_SCATTER,
-)
+from gemmsmith.core.register_budgets import MAX_ACC_REGISTERS_WITH_GATHER, MAX_ACC_REGISTERS_WITH_SCATTER
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import ATOM_ROWS

@@ -6,11 +6,7 @@ from typing import NamedTuple
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
-from gemmsmith.core.mma import (
-    LANES_PER_QUAD,
-    THREADS_PER_WARPGROUP,
-    WGMMA_M,
-)
+from gemmsmith.core.mma import LANES_PER_QUAD, THREADS_PER_WARPGROUP, WGMMA_M
 
 MAX_ACCUMULATOR_FRACTIONS = {
     "plain": (1, 1, 1),

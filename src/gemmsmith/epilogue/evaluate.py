@@ -1,7 +1,4 @@
-"""Evaluation of a graph at pairs of adjacent elements of a thread's fragment: each node once, inputs first.
-
-And the registers that this takes.
-"""
+"""Evaluation of a graph at pairs of a thread's adjacent elements, each node once, and the registers that it takes."""
 
 from __future__ import annotations
 

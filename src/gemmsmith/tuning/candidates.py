@@ -1,4 +1,4 @@
-"""Candidate configs for an epilogue: tiles within the register budget, cluster shapes, splits of K."""
+"""Candidate configs for an epilogue: tiles within the register budget, cluster shapes, splits of K; stages that fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK, Problem
-from gemmsmith.core.register_budgets import plan_promotion
 from gemmsmith.core.scalars import ceil_div
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import (
@@ -177,7 +176,7 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
 
 def _promotion_fits_registers(config: Config) -> bool:
     m, n, _ = config.tile
-    registers = plan_promotion(config.replace(tile=(m, n, SCALE_BLOCK))).registers_per_thread
+    registers = budgets.plan_promotion(config.replace(tile=(m, n, SCALE_BLOCK))).registers_per_thread
     return registers <= get_design(config.design).max_promoted_registers.get(config.consumers, 0)
 
 

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 SMS_PER_GPC = 16
 """SMs of a GPC of these chips; some have 18."""
 CONSECUTIVE_CTAS = 8
-"""Consecutive CTAs on one GPC of an H200, without clusters (by %smid)."""
+"""Consecutive CTAs without clusters that the model takes to be on one GPC; on an H200 up to 18 are (by %smid)."""
 MAX_ACTIVE_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that are active at once on an H200, by their CTAs (cudaOccupancyMaxActiveClusters): GPCs have 16 or 18
 SMs."""

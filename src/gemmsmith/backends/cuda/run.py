@@ -201,10 +201,10 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
     if kernel.max_clusters and clusters > kernel.max_clusters:  # whole waves, so that every SM gets the same number
         clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
         clusters = kernel.max_clusters // clusters_per_wave * clusters_per_wave or kernel.max_clusters
-    arguments: dict[str, Any] = dict(launch.arguments)
-    if "cluster_permutation" in arguments:
-        arguments["cluster_permutation"] = loaded.cluster_permutation(clusters)
-    values = [arguments[p.name or ""] for p in kernel.parameters]
+    values = [
+        loaded.cluster_permutation(clusters) if kind == "cluster_permutation" else launch.arguments[p.name or ""]
+        for p, kind in zip(kernel.parameters, kernel.parameter_kinds, strict=True)
+    ]
     return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
 
 

@@ -60,7 +60,7 @@ def make_header(
         chip, probe = kernels[0].chip, f"{name}_image_{len(kernels)}_"
         images.append(_image(probe, compile_source(PROBE, "probe", chip.target).cubin))
         rows.append(f'    {{{probe}, "probe", 32, 1, {chip.max_shared_bytes_per_cta}}},')
-        placement, place = _path("placement.h").read_text("utf-8"), f"    {name}_place_(kernels);"
+        placement, place = _filled("placement.h", {}), f"    {name}_place_(kernels);"
     parts = {
         "about": f"{name}: out = epilogue(a @ b), {configs}. Made by gemmsmith; see {name}.cu for the kernel.",
         "arguments": "\n".join(_arguments(signature)),
@@ -118,11 +118,7 @@ def _bind(x: Array) -> str:
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
     """Return a template of this folder with its parts, in order, filled in."""
-    return with_identifiers(fill_template(_path(template), parts))
-
-
-def _path(template: str) -> Path:
-    return Path(__file__).with_name(template)
+    return with_identifiers(fill_template(Path(__file__).with_name(template), parts))
 
 
 def with_identifiers(text: str) -> str:
